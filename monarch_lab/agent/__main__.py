@@ -1,0 +1,4 @@
+from monarch_lab.agent.main import main
+
+if __name__ == "__main__":
+    main()

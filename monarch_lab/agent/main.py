@@ -1,0 +1,336 @@
+"""The agent's loop: orders from the kernel, words of the zygote, ends of children, in; reports out.
+
+Runs on: the agent's only thread. It waits in one poll and never blocks elsewhere, so that a second without a beat
+means trouble of the machine, not of a worker.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import platform as python_platform
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import NoReturn
+
+import zmq
+
+import monarch_lab
+from monarch_lab.agent.children import Child, Children, last_lines, start_guard, start_zygote
+from monarch_lab.agent.ending import end_everything
+from monarch_lab.config import MARK_VARIABLE
+from monarch_lab.errors import ProtocolError
+from monarch_lab.transport import platform
+from monarch_lab.transport.directory import remove_directory
+from monarch_lab.transport.doorbell import Doorbell
+from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
+from monarch_lab.transport.stream import MessageReader, pack, read_message
+from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.supervision import (
+    AgentHello,
+    AgentSpec,
+    AgentStopped,
+    Beat,
+    Forked,
+    ForkFailed,
+    ForkWorker,
+    FromZygote,
+    LaunchWorker,
+    Message,
+    ProcessNotStarted,
+    ProcessStarted,
+    Ready,
+    SignalProcess,
+    StopAgent,
+    ToAgent,
+    Welcome,
+    WorkerSpec,
+    ZygoteFailed,
+    ZygoteReady,
+    ZygoteSpec,
+)
+
+log = logging.getLogger("monarch_lab.agent")
+_decode_order = Decoder(ToAgent)
+_decode_spec = Decoder(AgentSpec)
+_decode_zygote = Decoder(FromZygote)
+
+
+class AgentState(Enum):
+    DEAF = auto()  # the kernel has not proved itself
+    SERVING = auto()
+    STOPPING = auto()  # workers were asked to end
+    ENDED = auto()  # leave the loop
+
+
+class ZygoteState(Enum):
+    IMPORTING = auto()
+    IDLE = auto()
+    FORKING = auto()
+    GONE = auto()
+
+
+class Agent:
+    def __init__(self, spec: AgentSpec, clean_environ: dict[str, str]) -> None:
+        self._spec = spec
+        self._clean_environ = clean_environ  # without the mark: for the guard
+        self._state = AgentState.DEAF
+        self._zygote_state = ZygoteState.IMPORTING
+        self._zygote_log = os.path.join(spec.directory, "zygote.log")
+        self._zygote_reader = MessageReader()
+        self._waiting: deque[LaunchWorker] = deque()
+        self._children = Children()
+        self._guard_pid = 0
+        self._own_fd = platform.open_pidfd(os.getpid())
+        self._signals = Doorbell()
+        self._beat = 0
+        self._next_beat = time.monotonic()
+        self._stop_by = float("inf")
+        self._note = ""  # why it ended without being asked
+        self._context = zmq.Context()
+        self._kernel = self._context.socket(zmq.DEALER)
+        self._kernel.setsockopt(zmq.IDENTITY, b"a0")
+        configure(self._kernel, spec.linger_s)
+
+    def run(self) -> None:
+        """Returns when nothing is left of the mesh on this host."""
+        platform.become_subreaper()
+        signal.set_wakeup_fd(self._signals.button_fd, warn_on_full_buffer=False)
+        # Python drops the byte of a signal that has no handler of its own.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self._end("SIGTERM"))
+        try:
+            self._start_guard()
+            environ = {**self._spec.environ, MARK_VARIABLE: self._spec.mark}
+            self._zygote_pid, self._zygote = start_zygote(environ, self._zygote_log)
+            self._tell_zygote(self._zygote_spec())
+            self._kernel.connect(self._spec.reports)
+            version = python_platform.python_version()
+            self._say(AgentHello(self._spec.key, python_platform.node(), os.getpid(), version, monarch_lab.__version__))
+            self._loop()
+        finally:
+            self._clear_up()
+
+    # --- the loop
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        handlers: dict[object, Callable[[], None]] = {
+            self._kernel: self._read_kernel,
+            sys.stdin.fileno(): lambda: self._end("the kernel closed its pipe"),
+            self._signals.fd: self._collect,
+            self._zygote.fileno(): self._read_zygote,
+        }
+        if self._spec.kernel_fd >= 0:
+            handlers[self._spec.kernel_fd] = lambda: self._end("the kernel has ended")
+        for source in handlers:
+            poller.register(source, zmq.POLLIN)
+        zygote_fd = self._zygote.fileno()
+        while self._state is not AgentState.ENDED:
+            wake = min(self._next_beat, self._stop_by)
+            for source, _ in poller.poll(poll_ms(wake - time.monotonic())):
+                handlers[source]()
+            if self._zygote_state is ZygoteState.GONE and zygote_fd >= 0:
+                poller.unregister(zygote_fd)
+                zygote_fd = -1
+            self._tick(time.monotonic())
+
+    def _tick(self, now: float) -> None:
+        if now >= self._next_beat:
+            self._next_beat = now + self._spec.beat_s
+            self._beat += 1
+            self._say(Beat(self._beat, self._children.usage()))
+            if self._spec.kernel_fd < 0 and not platform.is_alive(self._spec.kernel_pid):
+                self._end("the kernel has ended")
+        if self._state is AgentState.STOPPING and (now >= self._stop_by or not len(self._children)):
+            self._state = AgentState.ENDED
+
+    def _end(self, note: str) -> None:
+        self._note = note
+        self._state = AgentState.ENDED
+
+    # --- the kernel
+
+    def _say(self, message: Message) -> None:
+        send_frames(self._kernel, [encode(message)])
+
+    def _read_kernel(self) -> None:
+        while True:
+            try:
+                parts = receive_frames(self._kernel, wait=False)
+            except zmq.Again:
+                return
+            try:
+                self._handle_order(_decode_order(parts[0].buffer))
+            except ProtocolError:
+                log.exception("an order of the kernel was dropped")
+
+    def _handle_order(self, order: Message) -> None:
+        if self._state is AgentState.DEAF:
+            if isinstance(order, Welcome) and hmac.compare_digest(order.key, self._spec.key):
+                self._state = AgentState.SERVING
+            else:
+                log.warning("%s dropped: the kernel has not proved itself", type(order).__name__)
+            return
+        match order:
+            case LaunchWorker():
+                self._waiting.append(order)
+                self._fork_next()
+            case SignalProcess():
+                self._children.signal(order.process, order.signal, order.group)
+            case StopAgent():
+                self._stop(order)
+            case Welcome():
+                pass  # sent again after a reconnect
+
+    def _stop(self, order: StopAgent) -> None:
+        self._state = AgentState.STOPPING
+        self._stop_by = time.monotonic() + order.grace_s
+        self._waiting.clear()
+        self._children.signal_all(signal.SIGTERM)
+        self._children.signal_all(signal.SIGCONT)  # a stopped process hears nothing before
+
+    # --- the zygote
+
+    def _zygote_spec(self) -> ZygoteSpec:
+        spec = self._spec
+        return ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module)
+
+    def _tell_zygote(self, message: Message) -> None:
+        try:
+            self._zygote.sendall(pack(encode(message)))
+        except OSError:
+            pass  # it has ended: told by the end of its stream
+
+    def _read_zygote(self) -> None:
+        try:
+            data = self._zygote.recv(1 << 16)
+        except ConnectionError:
+            data = b""
+        if not data:
+            self._lose_zygote()
+            return
+        for message in self._zygote_reader.feed(data):
+            match _decode_zygote(message):
+                case Ready() as ready:
+                    self._say(ZygoteReady(self._zygote_pid, ready.torch, ready.seconds))
+                case Forked() as forked:
+                    self._take_worker(forked)
+                case ForkFailed() as failed:
+                    self._take_order(failed.process)
+                    self._say(ProcessNotStarted(failed.process, failed.text))
+            self._zygote_state = ZygoteState.IDLE
+            self._fork_next()
+
+    def _lose_zygote(self) -> None:
+        before, self._zygote_state = self._zygote_state, ZygoteState.GONE
+        text = last_lines(self._zygote_log) or "the zygote ended without a word"
+        log.error("the zygote has ended: %s", text)
+        if before is ZygoteState.IMPORTING:
+            self._say(ZygoteFailed(text))
+        self._fork_next()
+
+    def _fork_next(self) -> None:
+        """One fork at a time: the pair's buffers never fill, and the agent never blocks on them."""
+        if self._zygote_state is ZygoteState.GONE:
+            while self._waiting:
+                self._say(ProcessNotStarted(self._waiting.popleft().process, "the zygote has ended"))
+        elif self._zygote_state is ZygoteState.IDLE and self._waiting and self._state is AgentState.SERVING:
+            order = self._waiting[0]
+            self._zygote_state = ZygoteState.FORKING
+            self._tell_zygote(ForkWorker(order.process, encode(self._worker_spec(order))))
+
+    def _take_worker(self, forked: Forked) -> None:
+        order = self._take_order(forked.process)
+        child = Child(forked.process, forked.pid, order.stderr_path if order else "")
+        exited = self._children.add(child)
+        self._say(ProcessStarted(forked.process, forked.pid))
+        if exited is not None:
+            self._say(exited)
+        elif self._state is not AgentState.SERVING:
+            self._children.signal(forked.process, signal.SIGKILL)
+
+    def _take_order(self, process: int) -> LaunchWorker | None:
+        """The order the zygote has answered; None when stop() has dropped it meanwhile."""
+        if self._waiting and self._waiting[0].process == process:
+            return self._waiting.popleft()
+        return None
+
+    def _worker_spec(self, order: LaunchWorker) -> WorkerSpec:
+        spec = self._spec
+        return WorkerSpec(
+            mesh=spec.mesh,
+            rank=order.rank,
+            world_size=spec.world_size,
+            local_rank=order.local_rank,
+            local_world_size=order.local_world_size,
+            host=order.host,
+            device=spec.device,
+            key=spec.key,
+            agent_pid=os.getpid(),
+            kernel_pid=spec.kernel_pid,
+            orders=spec.orders,
+            reports=spec.reports,
+            rendezvous=spec.rendezvous,
+            seed=spec.seed,
+            env=order.env,
+            stdout_path=order.stdout_path,
+            stderr_path=order.stderr_path,
+            python_path=spec.python_path,
+            cwd=spec.cwd,
+            process=order.process,
+            worker_module=spec.worker_module,
+            hello_s=spec.worker_hello_s,
+            linger_s=spec.linger_s,
+        )
+
+    # --- children
+
+    def _collect(self) -> None:
+        self._signals.answer()
+        workers, others = self._children.collect(expecting=self._zygote_state is ZygoteState.FORKING)
+        for exited in workers:
+            self._say(exited)
+        for pid, code in others:
+            if pid == self._guard_pid and self._state is not AgentState.ENDED:
+                log.error("the guard has ended (%d); another is started", code)
+                self._start_guard()
+
+    def _start_guard(self) -> None:
+        spec = self._spec
+        own_fd = -1 if self._own_fd is None else self._own_fd
+        args = [spec.kernel_pid, spec.kernel_fd, os.getpid(), own_fd, MARK_VARIABLE, spec.mark, spec.directory]
+        fds = [spec.kernel_fd, own_fd, spec.lifeline_fd]
+        self._guard_pid = start_guard(self._clean_environ, [str(arg) for arg in args], fds)
+
+    # --- the end
+
+    def _clear_up(self) -> None:
+        """Nothing below the agent is left, then nothing of the directory, then the kernel is told."""
+        if self._note:
+            log.warning("ending: %s", self._note)
+        grace = self._spec.stop_grace_s
+        if end_everything(self._spec.mark, {self._guard_pid}, grace):
+            # Children are dead and collected, so that the guard has nothing left to do.
+            end_everything(self._spec.mark, (), grace)
+            remove_directory(self._spec.directory)
+            self._say(AgentStopped())
+        self._context.destroy(linger=0 if self._note else int(self._spec.linger_s * 1000))
+
+
+def main() -> NoReturn:
+    for sig in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s agent %(levelname)s %(message)s", stream=sys.stderr)
+    first = read_message(sys.stdin.fileno())
+    if first is None:
+        raise SystemExit("the kernel ended before it said what to do")
+    Agent(_decode_spec(first), dict(os.environ)).run()
+    # At once: zmq's and the interpreter's own ending have nothing to add, and the kernel waits.
+    logging.shutdown()
+    os._exit(0)

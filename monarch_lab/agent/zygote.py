@@ -1,0 +1,107 @@
+"""A process with the worker's modules imported and nothing run; forks workers on request.
+
+It runs no op, starts no thread and touches no device: a child forked beside a thread would hang. Each worker is
+forked twice, so that it becomes the agent's child (its subreaper) and the agent alone collects it.
+
+Speaks over one socket pair whose number is its argument: ZygoteSpec in, Ready out, then ForkWorker in, Forked or
+ForkFailed out. It ends with the agent (parent-death signal, end of file).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+import msgspec
+
+from monarch_lab.agent.worker_entry import become_worker
+from monarch_lab.transport import platform
+from monarch_lab.transport.stream import read_message, write_message
+from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.supervision import Forked, ForkFailed, ForkWorker, Ready, ToZygote, WorkerSpec, ZygoteSpec
+
+_decode = Decoder(ToZygote)
+_decode_spec = Decoder(WorkerSpec)
+
+
+def main(fd: int) -> None:
+    for sig in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    first = read_message(fd)
+    if first is None:
+        return
+    spec = _decode(first)
+    platform.set_parent_death_signal()
+    if not isinstance(spec, ZygoteSpec) or os.getppid() != spec.agent_pid:
+        return
+    write_message(fd, encode(_preload(spec)))
+    while (order := read_message(fd)) is not None:
+        write_message(fd, encode(_fork(_decode(order), fd)))
+
+
+def _preload(spec: ZygoteSpec) -> Ready:
+    began = time.monotonic()
+    _extend_path(spec.python_path)
+    # By name: the agent's folder must not depend on torch or on the worker, and this process alone loads both.
+    for name in (*spec.preload, spec.worker_module):
+        importlib.import_module(name)
+    if (threads := platform.thread_count()) > 1:
+        print(f"{threads} threads run after the imports: a worker that needs what they hold may hang", file=sys.stderr)
+    # What is here now lives for ever: taken out of the collector's sight, its pages stay shared with the workers.
+    gc.collect()
+    gc.freeze()
+    torch = sys.modules.get("torch")
+    return Ready(torch=str(getattr(torch, "__version__", "")), seconds=time.monotonic() - began)
+
+
+def _extend_path(python_path: list[str]) -> None:
+    sys.path[:] = [*python_path, *(entry for entry in sys.path if entry not in python_path)]
+
+
+def _fork(order: ForkWorker, fd: int) -> Forked | ForkFailed:
+    try:
+        read_end, write_end = os.pipe()
+        try:
+            between = os.fork()
+            if between == 0:
+                _fork_again(order, fd, read_end, write_end)
+            os.close(write_end)
+            write_end = -1
+            text = os.read(read_end, 64)
+            os.waitpid(between, 0)
+        finally:
+            os.close(read_end)
+            if write_end >= 0:
+                os.close(write_end)
+    except OSError as e:
+        return ForkFailed(order.process, f"fork: {e}")
+    if not text.isdigit():
+        return ForkFailed(order.process, f"fork: {text.decode(errors='replace') or 'the child ended at once'}")
+    return Forked(order.process, int(text))
+
+
+def _fork_again(order: ForkWorker, fd: int, read_end: int, write_end: int) -> NoReturn:
+    """Runs in the process between: forks the worker, tells its pid, ends."""
+    try:
+        worker = os.fork()
+    except OSError as e:
+        os.write(write_end, str(e).encode())
+        os._exit(1)
+    if worker == 0:
+        for inherited in (fd, read_end, write_end):
+            os.close(inherited)
+        become_worker(_spec_of(order))
+    os.write(write_end, b"%d" % worker)
+    os._exit(0)
+
+
+def _spec_of(order: ForkWorker) -> WorkerSpec:
+    try:
+        return _decode_spec(order.spec)
+    except msgspec.MsgspecError:
+        os._exit(1)

@@ -1,0 +1,81 @@
+"""Every setting, and the only reader of the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from monarch_lab.errors import UsageValueError
+
+PREFIX = "MONARCH_LAB_"
+# Inherited by every process of a mesh, so that a sweep finds what a worker left behind.
+MARK_VARIABLE = "MONARCH_LAB_MARK"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """One table: each outer time is longer than what it waits for (a test asserts it). Seconds."""
+
+    beat: float = 1.0  # an agent reports its processes
+    agent_hello: float = 30.0  # the agent's own interpreter is up
+    zygote_ready: float = 120.0  # torch imported in the zygote, on a slow disk
+    worker_hello: float = 150.0  # a forked worker has said hello, its zygote's import included
+    interrupt_heard: float = 1.0  # SIGINT reached user code
+    prompt_back: float = 5.0  # the cell ends, whatever the workers do
+    stop_grace: float = 3.0  # between asking a worker to end and SIGKILL
+    stop: float = 15.0  # stop() returns
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """How ops are batched. Counts of ops, unless named otherwise."""
+
+    flush_ops: int = 128
+    flush_after_s: float = 0.001
+    max_batches_in_flight: int = 64
+    report_every_batches: int = 8
+    cache_entries: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    timeouts: Timeouts = Timeouts()
+    engine: Engine = Engine()
+    default_cpu_workers: int = 2
+    log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from ``MONARCH_LAB_*`` variables; a table's field is ``MONARCH_LAB_TIMEOUTS_BEAT``.
+
+    Raises UsageValueError for an unknown name (with the nearest known one) or a value of the wrong kind.
+    """
+    import difflib
+
+    environ = os.environ if environ is None else environ
+    groups: dict[str, dict[str, object]] = {"TIMEOUTS": {}, "ENGINE": {}, "": {}}
+    known: dict[str, tuple[str, str, type]] = {}
+    for group, cls in (("TIMEOUTS", Timeouts), ("ENGINE", Engine), ("", Settings)):
+        for f in fields(cls):
+            default = getattr(cls(), f.name)
+            if isinstance(default, (int, float, str)):
+                name = PREFIX + (group + "_" if group else "") + f.name.upper()
+                known[name] = (group, f.name, type(default))
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name in (MARK_VARIABLE,):
+            continue
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise UsageValueError(f"{name} is not a setting of monarch_lab{hint}")
+        group, attribute, kind = known[name]
+        try:
+            groups[group][attribute] = kind(text)
+        except ValueError:
+            raise UsageValueError(f"{name}={text!r} is not a valid {kind.__name__}") from None
+    return Settings(
+        timeouts=Timeouts(**groups["TIMEOUTS"]),  # type: ignore[arg-type]
+        engine=Engine(**groups["ENGINE"]),  # type: ignore[arg-type]
+        **groups[""],  # type: ignore[arg-type]
+    )

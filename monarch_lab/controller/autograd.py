@@ -1,0 +1,249 @@
+"""backward() as one op of the stream, and ``.grad``.
+
+Which leaves a pass touches hangs on the graph, not on metadata, so it is learned for each graph of one kind: the
+signature of the roots (dispatch.sign) says which graph it is, leaves by name. The workers check each prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch_lab.controller import dispatch, locations
+from monarch_lab.controller.cache import Plan
+from monarch_lab.controller.refs import GRAPH, Ref
+from monarch_lab.controller.state import ambient_number, ambient_values
+from monarch_lab.errors import UsageTypeError
+from monarch_lab.tensors.meta import intern
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.engine import Op
+
+_OUT_BITS = 20
+
+
+def set_grad(tensor: Any, value: Any) -> None:
+    """``tensor.grad = value`` here and on the workers."""
+    if value is not None:
+        if not getattr(value, "is_mesh_tensor", False):
+            raise UsageTypeError("the .grad of a mesh tensor is a mesh tensor: put the value on the mesh first")
+        if value._meta.shape != tensor._meta.shape:
+            raise RuntimeError(
+                f"assigned grad has data of a different size: {tuple(value.shape)}, not {tuple(tensor.shape)}"
+            )
+        _sent(value)
+    elif tensor._grad is None:
+        return
+    _sent(tensor)
+    client = tensor._ref.mesh.client
+    with client.lock:
+        ambient = ambient_number()
+        client.use_scope(tensor._ref.mesh.ranks_key)
+        if ambient != client.ambient:
+            dispatch.start_ambient(client, ambient)
+        client.code.extend((Op.SET_GRAD, tensor._ref.id, value._ref.id if value is not None else 0))
+        client.where.append(locations.here(2))
+    tensor._grad = value
+
+
+def _sent(tensor: Any) -> None:
+    if hasattr(tensor, "_value"):
+        from monarch_lab.controller.constants import materialise
+
+        materialise(tensor)
+
+
+def set_data(tensor: Any, value: torch.Tensor) -> None:
+    """``tensor.data = value``: its metadata may change with it."""
+    _sent(tensor)
+    if not getattr(value, "is_mesh_tensor", False):
+        raise UsageTypeError("LOCAL_TENSOR: .data of a mesh tensor is a mesh tensor: use mesh.replicate(value)")
+    dispatch.dispatch(torch.Tensor.data.__set__, (tensor, value))  # type: ignore[attr-defined]
+    shared = value._store or value._ref
+    tensor._store = shared
+    shared.share(value, tensor)
+
+
+def backward(
+    roots: Sequence[Any], gradients: Sequence[Any], retain_graph: Any, create_graph: bool, inputs: Any
+) -> None:
+    """As torch.autograd.backward on each process."""
+    for t in roots:
+        if not t._meta.requires_grad:
+            raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    wanted = [] if inputs is None else [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if inputs is not None and not wanted:
+        raise RuntimeError("'inputs' argument to backward() cannot be empty.")
+    mesh = roots[0]._ref.mesh
+    for t in (*roots, *gradients, *wanted):
+        if t is None:
+            continue
+        if not getattr(t, "is_mesh_tensor", False):
+            raise UsageTypeError("LOCAL_TENSOR: backward() of a mesh tensor takes mesh tensors: use mesh.replicate(g)")
+        _sent(t)
+    create_graph = bool(create_graph)
+    keep_graph = create_graph if retain_graph is None else bool(retain_graph)
+    client = mesh.client
+    ambient = ambient_number()
+    had = tuple(sorted(ref for ref, leaf in client.leaves.items() if leaf._grad is not None))
+    key = (
+        tuple(t._sig for t in roots),
+        tuple(None if g is None else g._meta for g in gradients),
+        tuple(t._sig for t in wanted),
+        keep_graph,
+        create_graph,
+        ambient,
+        had,
+    )
+    retained = any(True for _ in client.retained)
+    plan = None if retained else client.cache.plans.get(key)
+    if plan is not None:
+        _replay(plan, mesh, roots, gradients, wanted, ambient)
+    else:
+        _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)
+
+
+def _equal(roots: Sequence[Any], mesh: Any) -> int:
+    """A gradient is equal along a dim where all its graph read was."""
+    mask = mesh.all_equal
+    for t in roots:
+        mask &= (t._store or t._ref).equal
+    graph = mask >> GRAPH & (mask & ((1 << GRAPH) - 1))
+    return graph | graph << GRAPH
+
+
+def _replay(
+    plan: Plan, mesh: Any, roots: Sequence[Any], gradients: Sequence[Any], wanted: Sequence[Any], ambient: int
+) -> None:
+    client = mesh.client
+    with client.lock:
+        client.use_scope(mesh.ranks_key)
+        if client.dead:
+            client.drain_dead()
+        if ambient != client.ambient:
+            dispatch.start_ambient(client, ambient)
+        code = client.code
+        code.extend((Op.BACKWARD, plan.number))
+        code.extend(t._ref.id for t in roots)
+        code.extend(0 if g is None else g._ref.id for g in gradients)
+        code.extend(t._ref.id for t in wanted)
+        outs = []
+        for leaf, fresh in zip(plan.leaves, plan.fresh, strict=True):
+            outs.append(next(client.refs) if fresh else 0)
+            code.extend((leaf, outs[-1]))
+        client.where.append(locations.here(3))
+        if len(client.where) >= client.flush_ops:
+            client.flush()
+    _store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+
+
+def _learn(
+    key: Any,
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    ambient: int,
+) -> None:
+    from monarch_lab.controller.learning import raise_learn_failure
+
+    client = mesh.client
+    client.cache.misses += 1
+
+    def make(ident: int) -> wire.Order:
+        return wire.LearnBackward(
+            ident,
+            client.cell,
+            ambient,
+            [t._ref.id for t in roots],
+            [0 if g is None else g._ref.id for g in gradients],
+            [t._ref.id for t in wanted],
+            keep_graph,
+            create_graph,
+            -(ident << _OUT_BITS),
+        )
+
+    with client.lock:
+        client.define_ambient(ambient, ambient_values(ambient))
+        pending = client.request(make, mesh.ranks_key)
+    client.wait(pending)
+    bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
+    if bad:
+        raise_learn_failure(client, bad)
+    client.check_alive(mesh.ranks_key)
+    answers = {r: m for r, (m, _) in pending.replies.items()}
+    first = answers[min(answers)]
+    if any(sorted(m.touched) != sorted(first.touched) for m in answers.values()):
+        texts = "; ".join(f"rank {r}: {len(m.touched)}" for r, m in sorted(answers.items()))
+        raise UsageTypeError(
+            f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
+        )
+    outs = [-(first.ident << _OUT_BITS) - k if fresh else 0 for k, fresh in enumerate(first.fresh)]
+    _store(client, mesh, first.touched, outs, first.grads, _equal(roots, mesh))
+    if key is not None:
+        plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads)
+        with client.lock:
+            client.define(
+                wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads)
+            )
+        client.cache.keep_plan(key, plan)
+
+
+def _store(
+    client: Any, mesh: Any, leaves: Sequence[int], outs: Sequence[int], grads: Sequence[wire.TensorMeta], equal: int
+) -> None:
+    by_ref = {t._ref.id: t for t in client.retained}
+    for leaf, out, meta in zip(leaves, outs, grads, strict=True):
+        handle = client.leaves.get(leaf) or by_ref.get(leaf)
+        if out:
+            gradient = dispatch.make_handle(intern(meta), Ref(out, mesh, equal))
+            if meta.requires_grad:
+                gradient._sig = hash((leaf, "grad", out))
+            if handle is not None:
+                handle._grad = gradient
+        elif handle is not None and handle._grad is not None:
+            store = handle._grad._store or handle._grad._ref
+            store.equal &= equal
+            handle._grad._refresh(intern(meta))
+
+
+def torch_backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: Any = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if grad_tensors is None:
+        gradients: list[Any] = [None] * len(roots)
+    else:
+        gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
+    backward(roots, gradients, retain_graph, create_graph, inputs)
+
+
+def retain_grad(tensor: Any) -> None:
+    """As torch's: a backward pass then keeps the gradient of this value too."""
+    if not tensor._meta.requires_grad:
+        raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+    if tensor._meta.is_leaf or tensor in tensor._ref.mesh.client.retained:
+        return
+    client = tensor._ref.mesh.client
+    client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key)
+    client.retained.add(tensor)
+
+
+def _method_backward(
+    tensor: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    backward([tensor], [gradient], retain_graph, create_graph, inputs)
+
+
+dispatch.special[torch.Tensor.backward] = _method_backward
+dispatch.special[torch.autograd.backward] = torch_backward
+dispatch.special[torch.Tensor.retain_grad] = retain_grad
+dispatch.graph_functions.add(torch.autograd.grad)

@@ -1,0 +1,80 @@
+"""What was learned: calls and the results they gave, templates, backward plans. Bounded; cleared when full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_lab.tensors.meta import Meta
+from monarch_lab.wire.engine import TensorMeta
+
+
+@dataclass(slots=True)
+class Entry:
+    """A kind of call and its result. ``single`` is the metadata of the only output where it is one new tensor
+    without side effects: the common case, kept apart so that it costs nothing more."""
+
+    number: int
+    single: Meta | None
+    shares: int  # single: index of the input whose storage it shares, or -1
+    tree: list
+    outputs: list[Meta]
+    keeps: list[int]
+    aliases: list[int]
+    after: list[tuple[int, Meta]]
+    mutated: list[int]
+    random: bool
+    opaque: bool  # a user's function: may give each rank its own values
+    random_single: bool = False
+
+
+@dataclass(slots=True)
+class Plan:
+    """A backward pass over a graph of one kind. Leaves by ref: they outlive the graph."""
+
+    number: int
+    leaves: list[int]
+    fresh: list[bool]
+    grads: list[TensorMeta]
+
+
+class Cache:
+    def __init__(self, limit: int) -> None:
+        self.entries: dict[tuple[Any, ...], Entry] = {}
+        self.templates: dict[tuple[Any, ...], int] = {}
+        self.plans: dict[tuple[Any, ...], Plan] = {}
+        self.misses = 0  # calls that waited to learn
+        self.asked = 0  # calls that wait every time: data dependent
+        self._limit = limit
+        self._template_numbers = 0
+        self._entry_numbers = 15  # FIRST_ENTRY - 1
+        self._plan_numbers = 0
+
+    def next_template(self) -> int:
+        self._template_numbers += 1
+        return self._template_numbers
+
+    def next_entry(self) -> int:
+        self._entry_numbers += 1
+        return self._entry_numbers
+
+    def next_plan(self) -> int:
+        self._plan_numbers += 1
+        return self._plan_numbers
+
+    def keep(self, key: tuple[Any, ...], entry: Entry) -> None:
+        if len(self.entries) >= self._limit:
+            self.entries.clear()
+        self.entries[key] = entry
+
+    def keep_plan(self, key: tuple[Any, ...], plan: Plan) -> None:
+        if len(self.plans) >= self._limit // 10:
+            self.plans.clear()
+        self.plans[key] = plan
+
+    def forget(self, number: int) -> None:
+        """Drop the entry (or, negative, the plan) of this number."""
+        if number > 0:
+            self.entries = {k: e for k, e in self.entries.items() if e.number != number}
+        else:
+            self.plans = {k: p for k, p in self.plans.items() if p.number != -number}

@@ -1,0 +1,79 @@
+"""Calls on one process whose result comes back: fetches and call_on_shard_and_fetch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_lab.controller import failures
+from monarch_lab.controller.futures import Future
+from monarch_lab.controller.scanning import scan
+from monarch_lab.controller.state import ambient_number, ambient_values
+from monarch_lab.controller.waiting import Pending
+from monarch_lab.tensors import payload
+from monarch_lab.wire import engine as wire
+
+
+class Named:
+    """A function of the worker's package, by its path: the kernel never imports it."""
+
+    def __init__(self, path: str, *, collective: bool = False, opaque: bool = False, shown: str = "") -> None:
+        self.path = path
+        self.collective = collective
+        self.opaque = opaque
+        self.shown = shown or path.rpartition(".")[2]
+        self.__name__ = self.shown
+
+    def remote_name(self, client: Any) -> str:
+        return self.path
+
+
+_named: dict[str, Named] = {}
+
+
+def send_call(
+    mesh: Any, rank: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> Future[Any]:
+    """Run ``func`` on one rank, after all that was issued; a Future of its result, tensors on the CPU."""
+    from monarch_lab.controller.learning import template_of
+    from monarch_lab.controller.state import active_mesh
+
+    if isinstance(func, str):
+        func = _named.setdefault(func, Named(func))
+    client = mesh.client
+    ambient = ambient_number()
+    token = active_mesh.set(mesh)
+    try:
+        call = scan(func, args, kwargs or {}, ambient)
+    finally:
+        active_mesh.reset(token)
+    call.mesh = mesh
+    template = template_of(call)
+
+    def make(ident: int) -> wire.Order:
+        return wire.CallAndFetch(
+            ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers
+        )
+
+    with client.lock:
+        client.define_ambient(ambient, ambient_values(ambient))
+        pending = client.request(make, (rank,))
+    return Future(client, pending, lambda p: opened(client, p, rank))
+
+
+def call_on(mesh: Any, rank: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    return send_call(mesh, rank, func, args, kwargs).result()
+
+
+def opened(client: Any, pending: Pending, rank: int) -> Any:
+    """The value of one rank's answer. Raises what became of it instead."""
+    if rank not in pending.replies or pending.replies[rank][0] is None:
+        client.check_alive([rank])
+        client.check_alive()
+    message, frames = pending.replies[rank]
+    if isinstance(message, wire.FetchFailed):
+        if message.failure.interrupted:
+            raise KeyboardInterrupt
+        if message.dependent:
+            client.raise_failure()
+        raise failures.build({rank: message.failure}, None, None)
+    return payload.loads(frames)

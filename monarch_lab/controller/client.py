@@ -1,0 +1,442 @@
+"""The kernel's side of one mesh's op stream: batches out, answers and failures in, and the waits between.
+
+Two threads meet here. User threads issue ops and wait; the supervisor's I/O thread delivers reports through
+``on_report``, ``on_process`` and ``on_lost``. ``lock`` guards the buffers of the stream; replies are handed over
+through Pending objects.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from monarch_lab.config import Settings
+from monarch_lab.controller import failures
+from monarch_lab.controller.cache import Cache
+from monarch_lab.controller.flusher import Flusher
+from monarch_lab.controller.front import DebugPrompt, Front, get_default_front
+from monarch_lab.controller.locations import Location
+from monarch_lab.controller.waiting import Pending
+from monarch_lab.errors import ClosedError, DeviceException, InternalError
+from monarch_lab.supervisor import ProcessInfo, Supervisor
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.engine import Op
+
+log = logging.getLogger(__name__)
+_reports = Decoder(wire.Report)
+
+
+class Client:
+    """``sender`` is the mesh's supervisor; ``world`` its number of ranks."""
+
+    def __init__(self, name: str, world: int, settings: Settings) -> None:
+        self.name = name
+        self.world = world
+        self.settings = settings
+        self.front: Front | None = None
+        self.lock = threading.RLock()
+        self.cache = Cache(settings.engine.cache_entries)
+        self.dead: deque[int] = deque()  # refs whose handle died; any thread appends
+        self.refs = itertools.count(1)
+        self.leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
+        self.retained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.flush_ops = settings.engine.flush_ops
+        self.vary_level = 0
+        self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
+        self.collectives_since_sync = False
+        self.state = "starting"
+        self.note = ""
+        self.ops = 0
+        # the stream
+        self.code: list[int] = []
+        self.numbers: list[int | float] = []
+        self.where: list[Location] = []
+        self.scope: tuple[int, ...] | None = None  # ranks of the buffered batch
+        self.ambient = -1  # ambient of the last op in the buffer
+        self.cell = 0
+        self._supervisor: Supervisor | None = None
+        self._batch = 0
+        self._issued: dict[int, list[Location]] = {}
+        self._issued_at: dict[int, float] = {}
+        self._done: dict[int, int] = dict.fromkeys(range(world), 0)
+        self._cell_numbers = itertools.count(1)
+        self._idents = itertools.count(1)
+        self._last_ident = 0
+        self._pending: dict[int, Pending] = {}
+        self._marks: list[tuple[int, Pending]] = []
+        self._definitions: list[wire.Definition] = []
+        self._definition_frames: list[bytes | memoryview] = []
+        self._known_ambients: set[int] = set()
+        self._failures = failures.Log()
+        self._prompts: deque[tuple[int, wire.DebugRead]] = deque()
+        self._waiters: list[Pending] = []
+        self._serving = False
+        self._gone: dict[int, ProcessInfo] = {}
+        self._lost = ""
+        self._flusher = Flusher(self, settings.engine.flush_after_s)
+        self.dirty = self._flusher.dirty.set  # called with the first op of an empty buffer
+
+    # --- life
+
+    def attach(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def go_live(self) -> None:
+        self.state = "live"
+        self._flusher.start()
+
+    def close(self, reason: str = "") -> None:
+        """No more ops; whoever waits is told. The supervisor is stopped by its owner."""
+        if self.state == "closed":
+            return
+        self.state = "closed"
+        self._flusher.stop()
+        for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
+            pending.finish()
+
+    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
+        if self.state == "closed":
+            raise ClosedError(f'mesh "{self.name}" was stopped: start another with %mesh start')
+        if self._lost:
+            raise DeviceException(
+                f'mesh "{self.name}" is dead: {self._lost}; start another with %mesh start', tuple(range(self.world))
+            )
+        gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
+        if gone:
+            told = "; ".join(p.obituary() for p in gone.values())
+            raise DeviceException(
+                f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
+                "%mesh start begins afresh",
+                tuple(sorted(gone)),
+            )
+
+    @property
+    def alive(self) -> list[int]:
+        return [] if self._lost else [r for r in range(self.world) if r not in self._gone]
+
+    @property
+    def supervisor(self) -> Supervisor:
+        if self._supervisor is None:
+            raise InternalError("the client of a mesh was used before its supervisor started")
+        return self._supervisor
+
+    # --- definitions, sent before what uses them
+
+    def define(self, definition: wire.Definition, frames: Sequence[bytes | memoryview] = ()) -> None:
+        self._definitions.append(definition)
+        self._definition_frames.extend(frames)
+
+    def define_ambient(self, ambient: int, values: dict[str, Any]) -> None:
+        if ambient not in self._known_ambients:
+            self._known_ambients.add(ambient)
+            self.define(wire.AmbientDef(ambient, values))
+
+    # --- sending; each caller holds the lock
+
+    def use_scope(self, ranks: tuple[int, ...]) -> None:
+        """The following ops are for these ranks: what is buffered for others goes out first."""
+        if ranks != self.scope:
+            self.flush()
+            self.check_alive(ranks)
+            self.scope = ranks
+
+    def flush(self) -> None:
+        """Send what is buffered."""
+        with self.lock:
+            if self.dead:
+                self.drain_dead()
+            if not self.code:
+                return
+            ranks = self.scope
+            self._batch += 1
+            report = self._batch % self.settings.engine.report_every_batches == 0 and self._everywhere(ranks)
+            batch = wire.Batch(self._batch, self.cell, self.code, self.numbers, report)
+            if self.where:
+                self._issued[self._batch] = self.where
+                self._issued_at[self._batch] = time.monotonic()
+            self.ops += len(self.where)
+            self.code, self.numbers, self.where, self.ambient = [], [], [], -1
+            self._send(ranks, encode(batch))
+            if self._batch % self.settings.engine.report_every_batches == 0:
+                if not report:
+                    self._send_mark()
+                self._hold_back()
+
+    def drain_dead(self) -> None:
+        """Deletes ride in the stream, after the uses. A ref of another scope is unknown there, and ignored."""
+        dead = self.dead
+        while dead:
+            self.code.append(Op.DELETE)
+            self.code.append(dead.popleft())
+
+    def _everywhere(self, ranks: tuple[int, ...] | None) -> bool:
+        return ranks is None or len(ranks) == self.world
+
+    def _send(self, ranks: tuple[int, ...] | None, header: bytes, frames: Sequence[bytes | memoryview] = ()) -> None:
+        if self._definitions:
+            definitions, payloads = self._definitions, self._definition_frames
+            self._definitions, self._definition_frames = [], []
+            self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
+        self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
+
+    def _send_mark(self) -> int:
+        """An empty batch that every rank reports: completion is the same number everywhere."""
+        self._batch += 1
+        self._send(None, encode(wire.Batch(self._batch, self.cell, [], [], True)))
+        return self._batch
+
+    def _hold_back(self) -> None:
+        """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
+        limit = self._batch - self.settings.engine.max_batches_in_flight
+        alive = self.alive
+        if not alive or min(self._done[r] for r in alive) >= limit or self._serving:
+            return
+        pending = self._wait_for_mark(limit)
+        self.wait(pending)
+
+    def _wait_for_mark(self, number: int) -> Pending:
+        pending = Pending(r for r in self.alive if self._done[r] < number)
+        self._marks.append((number, pending))
+        for rank in list(pending.waiting):  # its report may have come in between
+            if self._done[rank] >= number or rank in self._gone:
+                pending.fill(rank, None, [])
+        return pending
+
+    def order(self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()) -> None:
+        """Send one order in its place in the stream."""
+        with self.lock:
+            self.flush()
+            self._send(None if ranks is None else tuple(ranks), encode(message), frames)
+
+    def request(
+        self, make: Callable[[int], wire.Order], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
+    ) -> Pending:
+        """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
+        with self.lock:
+            self.flush()
+            self.check_alive(ranks)
+            ident = self._last_ident = next(self._idents)
+            pending = self._pending[ident] = Pending(ranks)
+            self._send(tuple(ranks), encode(make(ident)), frames)
+        for rank in ranks:  # it may have died in between
+            if rank in self._gone:
+                pending.fill(rank, None, [])
+        return pending
+
+    # --- cells
+
+    def begin_cell(self, name: str) -> int:
+        """A cell of the notebook begins: output of the following ops carries the number returned.
+
+        ``name`` is for the log alone: where an op was issued is known from its own code object.
+        """
+        log.debug("cell %s begins on mesh %s", name, self.name)
+        with self.lock:
+            self.flush()
+            self.cell = next(self._cell_numbers)
+            return self.cell
+
+    def end_cell(self, number: int) -> None:
+        with self.lock:
+            self.flush()
+            if self.cell == number:
+                self.cell = 0
+
+    # --- waiting
+
+    def wait(self, pending: Pending, deadline: float | None = None) -> None:
+        """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
+        self._waiters.append(pending)
+        try:
+            if self._prompts:
+                pending.bell.put(None)
+            while not pending.done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f'no answer from mesh "{self.name}" in time')
+                try:
+                    pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
+                except Exception as e:
+                    if type(e).__name__ != "Empty":
+                        raise
+                if self._prompts and not self._serving:
+                    self._serve_prompts()
+        except KeyboardInterrupt:
+            self._interrupted()
+            raise
+        finally:
+            self._waiters.remove(pending)
+        if self.state == "closed" and pending.waiting:
+            self.check_alive()
+
+    def sync(self) -> None:
+        """Until every op issued so far has run on every rank.
+
+        Raises the first failure among them (RemoteException), DeviceException where a rank died, and
+        KeyboardInterrupt after the workers were told.
+        """
+        with self.lock:
+            if self.state in ("closed", "starting"):
+                return self.check_alive()
+            self.flush()
+            if not self.alive:
+                return self.check_alive()
+            pending = self._wait_for_mark(self._send_mark())
+        self.wait(pending)
+        self.collectives_since_sync = False
+        self.raise_failure()
+        self.check_alive()
+
+    def raise_failure(self) -> None:
+        """Raises the first failure not yet raised, if there is one; every rank then knows what hangs on it."""
+        first, poisoned = self._failures.take()
+        if first is None:
+            return
+        for entry in self._failures.forget:
+            self.cache.forget(entry)
+        self._failures.forget.clear()
+        if poisoned and self.world > 1:
+            self.order(wire.Poison(sorted(poisoned), first.failure()), None)
+        raise failures.remote_exception(first)
+
+    def interrupt(self) -> None:
+        """Stop what the workers run and drop what was sent. Any thread."""
+        supervisor = self._supervisor
+        if supervisor is not None and self.state == "live":
+            supervisor.send_control(None, encode(wire.Interrupt(self._batch, self._last_ident)))
+
+    def _interrupted(self) -> None:
+        """Ctrl-C while waiting: tell the workers, then give them a moment to stop."""
+        self.interrupt()
+        try:
+            with self.lock:
+                if self.state != "live" or not self.alive:
+                    return
+                pending = self._wait_for_mark(self._send_mark())
+            deadline = time.monotonic() + self.settings.timeouts.prompt_back
+            while not pending.done and time.monotonic() < deadline:
+                try:
+                    pending.bell.get(timeout=0.1)
+                except Exception as e:
+                    if type(e).__name__ != "Empty":
+                        raise
+            if not pending.done:
+                ranks = ", ".join(map(str, sorted(pending.waiting)))
+                log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
+        except KeyboardInterrupt:
+            pass  # a second press: do not wait
+        self._failures.drop_interrupted()
+
+    def _serve_prompts(self) -> None:
+        self._serving = True
+        try:
+            while self._prompts:
+                rank, read = self._prompts.popleft()
+                self._answer(rank, read)
+        finally:
+            self._serving = False
+
+    def _answer(self, rank: int, read: wire.DebugRead) -> None:
+        prompt = DebugPrompt(rank, self.label(rank), read.text, read.prompt, lambda: rank not in self._gone)
+        try:
+            line = (self.front or get_default_front()).ask(prompt)
+        except KeyboardInterrupt:
+            # The prompt ends, not the kernel: the debugger is left, and the op with it.
+            self._reply(rank, wire.DebugReply(read.session, read.number, "q"))
+            raise
+        self._reply(rank, wire.DebugReply(read.session, read.number, line, declined=line is None))
+
+    def _reply(self, rank: int, reply: wire.DebugReply) -> None:
+        self.supervisor.send_control([rank], encode(reply))
+
+    def label(self, rank: int) -> str:
+        process = self.supervisor.processes.get(rank) if self._supervisor else None
+        return process.label if process is not None else str(rank)
+
+    # --- the supervisor's listener. Runs on: the I/O thread
+
+    def on_report(self, rank: int, frames: list[Any]) -> None:
+        message = _reports(frames[0])
+        match message:
+            case wire.Done():
+                self._on_done(rank, message)
+            case wire.OpFailed():
+                where = self._issued.get(message.batch, [])
+                location = where[message.position] if message.position < len(where) else None
+                self._failures.add(rank, message, location)
+            case wire.Output():
+                front = self.front or get_default_front()
+                front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.DebugRead():
+                self._prompts.append((rank, message))
+                for pending in self._waiters[-1:]:
+                    pending.bell.put(None)
+            case wire.DebugEnded():
+                if message.text.strip():
+                    front = self.front or get_default_front()
+                    front.output(self.cell, rank, self.label(rank), "stdout", message.text)
+            case wire.Crashed():
+                log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
+            case _:
+                pending = self._pending.get(message.ident)
+                if pending is not None:
+                    pending.fill(rank, message, frames[1:])
+                    if pending.done:
+                        self._pending.pop(message.ident, None)
+
+    def _on_done(self, rank: int, message: wire.Done) -> None:
+        self._done[rank] = message.batch
+        self._failures.poisoned.update(message.poisoned)
+        for mark in list(self._marks):
+            number, pending = mark
+            if message.batch >= number:
+                pending.fill(rank, message, [])
+            if pending.done:
+                self._marks.remove(mark)
+        finished = min((self._done[r] for r in self.alive), default=message.batch)
+        for number in [n for n in list(self._issued) if n <= finished]:
+            self._issued.pop(number, None)
+            self._issued_at.pop(number, None)
+
+    def on_process(self, process: ProcessInfo) -> None:
+        if not process.is_live and self.state == "live":
+            self._gone[process.rank] = process
+            self.note = process.obituary()
+            self._give_up(process.rank)
+
+    def on_lost(self, reason: str) -> None:
+        self._lost = self.note = reason
+        for rank in range(self.world):
+            self._give_up(rank)
+
+    def _give_up(self, rank: int) -> None:
+        for pending in [*self._pending.values(), *(p for _, p in list(self._marks))]:
+            pending.fill(rank, None, [])
+
+    # --- for displays
+
+    def oldest_op(self, rank: int) -> tuple[str, float, int]:
+        """(line of the oldest op a rank has not reported, its age in seconds, number of ops not reported)."""
+        done = self._done.get(rank, 0)
+        waiting = sorted(n for n in list(self._issued) if n > done)
+        if not waiting:
+            return "", 0.0, 0
+        first = self._issued.get(waiting[0], [])
+        text = failures.place(first[0]) if first else ""
+        age = time.monotonic() - self._issued_at.get(waiting[0], time.monotonic())
+        return text, age, sum(len(self._issued.get(n, ())) for n in waiting)
+
+    def is_debugging(self, rank: int) -> bool:
+        return any(r == rank for r, _ in list(self._prompts))
+
+    def is_gone(self, rank: int) -> bool:
+        return bool(self._lost) or rank in self._gone

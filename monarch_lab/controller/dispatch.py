@@ -1,0 +1,264 @@
+"""One op from the user's call to the stream.
+
+    key     function, ambient state, metadata of the tensors, constants; numbers are operands, not part of it
+    hit     the result's metadata is known: put integers into the stream, make the handles, wait for nothing
+    miss    run it on the workers and learn (learning.py)
+
+Written for speed: this is the path of each op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch_lab.controller import locations
+from monarch_lab.controller.cache import Entry
+from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYED_FLOATS, PLAIN, TRUE, Call, scan
+from monarch_lab.controller.state import ambient_number, ambient_values
+from monarch_lab.tensors.meta import Meta
+from monarch_lab.wire.engine import Op
+
+_wrapper = torch.Tensor._make_wrapper_subclass
+_here = locations.here
+
+# Filled by tensor.py and others, which need this module in turn.
+handle_class: type = torch.Tensor
+special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
+graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
+
+
+def make_handle(meta: Meta, ref: Ref) -> Any:
+    """A tensor object with this metadata and no data."""
+    handle = _wrapper(handle_class, *meta.wrapper)
+    handle._meta = meta
+    handle._ref = ref
+    return handle
+
+
+def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    """Run ``func`` on the mesh of its first mesh tensor and return handles of its result."""
+    handler = special.get(func)
+    if handler is not None:
+        return handler(*args, **(kwargs or {}))
+    ambient = ambient_number()
+    key: list[Any] = [func, ambient]
+    tensors: list[Any] = []
+    numbers: list[float] = []
+    for a in args:
+        kind = type(a)
+        if kind is handle_class:
+            tensors.append(a)
+            key.append(a._meta)
+        elif kind is float:
+            numbers.append(a)
+            key.append(FLOATS.get(a, FLOAT))
+        elif kind is bool:
+            key.append(TRUE if a else FALSE)
+        elif kind in PLAIN:
+            key.append(a)
+        else:
+            return _dispatch_scanned(func, args, kwargs, ambient)
+    if kwargs or func in KEYED_FLOATS or func in graph_functions:
+        return _dispatch_scanned(func, args, kwargs, ambient)
+    mesh = tensors[0]._ref.mesh
+    for t in tensors:
+        if t._ref.mesh is not mesh:
+            _wrong_mesh(func, tensors)
+    fixed = tuple(key)
+    entry = mesh.client.cache.entries.get(fixed)
+    if entry is None:
+        return _learn(Call(func, args, kwargs or {}, fixed, tensors, numbers, ambient, mesh))
+    return replay(entry, tensors, numbers, ambient, mesh)
+
+
+def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ambient: int) -> Any:
+    call = scan(func, args, kwargs or {}, ambient)
+    if call.result_is_known:
+        return call.result
+    for t in call.tensors:
+        if t._ref.mesh is not call.mesh:
+            _wrong_mesh(func, call.tensors)
+    if func in graph_functions:
+        call.key += (tuple(t._sig for t in call.tensors),)
+    entry = call.mesh.client.cache.entries.get(call.key) if call.hashable else None
+    if entry is None:
+        return _learn(call)
+    return replay(entry, call.tensors, call.numbers, ambient, call.mesh)
+
+
+def _learn(call: Call) -> Any:
+    from monarch_lab.controller.learning import learn
+
+    return learn(call)
+
+
+def _wrong_mesh(func: Any, tensors: list[Any]) -> None:
+    from monarch_lab.controller.messages import wrong_mesh
+
+    raise wrong_mesh(func, tensors)
+
+
+def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
+    """Issue an op whose result is known."""
+    client = mesh.client
+    where = _here(3)
+    single = entry.single
+    with client.lock:
+        if mesh.ranks_key is not client.scope:
+            client.use_scope(mesh.ranks_key)
+        code = client.code
+        if client.dead:
+            client.drain_dead()
+        if ambient != client.ambient:
+            start_ambient(client, ambient)
+        code.append(entry.number)
+        for t in tensors:
+            code.append(t._ref.id)
+        if numbers:
+            place = len(client.numbers)
+            client.numbers.extend(numbers)
+            code.extend(range(place, place + len(numbers)))
+        if single is not None:
+            out = next(client.refs)
+            code.append(out)
+        else:
+            outs = [next(client.refs) for keep in entry.keeps if keep == -1]
+            code.extend(outs)
+        client.where.append(where)
+        if len(client.where) >= client.flush_ops:
+            client.flush()
+    if single is None:
+        return finish(entry, tensors, outs, mesh)
+    # The common case: one new tensor, nothing written, no metadata changed.
+    equal = mesh.all_equal
+    for t in tensors:
+        equal &= (t._store or t._ref).equal
+    if entry.random_single:
+        equal = _after_random(entry, equal, client)
+    ref = Ref(out, mesh, equal)
+    handle = _wrapper(handle_class, *single.wrapper)
+    handle._meta = single
+    handle._ref = ref
+    if entry.shares >= 0:
+        source = tensors[entry.shares]
+        store = handle._store = source._store or source._ref
+        store.share(source, handle)
+    if single.wants_sig:
+        sign(handle, entry.number, 0, tensors)
+    return handle
+
+
+def start_ambient(client: Any, ambient: int) -> None:
+    if not client.code:
+        client.dirty()
+    client.define_ambient(ambient, ambient_values(ambient))
+    client.code.append(Op.AMBIENT)
+    client.code.append(ambient)
+    client.ambient = ambient
+
+
+def _after_random(entry: Entry, equal: int, client: Any) -> int:
+    """What is still known equal of a result: nothing of a user's function, and along varied dims of drawn numbers."""
+    if entry.opaque:
+        return 0
+    varied = client.varied
+    return equal & ~(varied | varied << 16)
+
+
+def sign(handle: Any, number: int, index: int, tensors: list[Any]) -> None:
+    """Give a handle that requires grad its signature: what its gradient graph is, leaves by name.
+
+    Equal signatures mean equal graphs, so what one backward pass touched holds for the next (autograd.py)."""
+    if handle._meta.is_leaf:
+        handle._sig = handle._ref.id
+        handle._ref.mesh.client.leaves[handle._ref.id] = handle
+    else:
+        handle._sig = hash((number, index, *[t._sig for t in tensors]))
+
+
+def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
+    """Handles for a result of any form, and what the call did to its inputs."""
+    client = mesh.client
+    equal = mesh.all_equal
+    for t in tensors:
+        equal &= (t._store or t._ref).equal
+    if entry.random or entry.opaque:
+        equal = _after_random(entry, equal, client)
+    sigs = tensors[:]
+    before = [t._sig for t in tensors]
+    handles: list[Any] = []
+    fresh = iter(outs)
+    for k, (meta, keep) in enumerate(zip(entry.outputs, entry.keeps, strict=True)):
+        if keep >= 0:
+            handles.append(tensors[keep])
+            continue
+        if keep <= -2:
+            handles.append(handles[-2 - keep])
+            continue
+        handle = make_handle(meta, Ref(next(fresh), mesh, equal))
+        alias = entry.aliases[k]
+        if alias != -1:
+            source = tensors[alias] if alias >= 0 else handles[-2 - alias]
+            handle._store = source._store or source._ref
+            handle._store.share(source, handle)
+        if meta.wants_sig:
+            sign(handle, entry.number, k, sigs)
+        handles.append(handle)
+    for k in entry.mutated:
+        _wrote(tensors[k], equal)
+    stale: list[Any] = []
+    for k, meta in entry.after:
+        if meta.requires_grad != tensors[k]._meta.requires_grad:
+            stale += (tensors[k]._store or tensors[k]._ref).others(tensors[k])
+        tensors[k]._refresh(meta)
+    _resign(entry, tensors, before)
+    if stale:  # a view written under autograd makes its base require grad, and its other views
+        from monarch_lab.controller.learning import requery
+
+        requery(mesh, stale)
+    return build(entry.tree, handles)
+
+
+def _wrote(target: Any, equal: int) -> None:
+    (target._store or target._ref).equal &= equal
+
+
+def _resign(entry: Entry, tensors: list[Any], before: list[int]) -> None:
+    """An in-place op changes the graph of its target and of every view of it."""
+    for k in {*entry.mutated, *(i for i, _ in entry.after)}:
+        target = tensors[k]
+        if target._meta.requires_grad and target._meta.is_leaf:
+            if not target._sig:
+                target._sig = target._ref.id
+                target._ref.mesh.client.leaves[target._ref.id] = target
+            continue
+        if not (target._meta.requires_grad or target._sig):
+            continue
+        target._sig = hash((entry.number, k, *before)) if target._meta.requires_grad else 0
+        for other in (target._store or target._ref).others(target):
+            other._sig = hash((other._sig, target._sig))
+
+
+def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> Any:
+    """The result in the form the function gave it (see worker/learning.py, ``structure``)."""
+    match tree:
+        case ["t", index]:
+            return handles[index]
+        case ["n"]:
+            return None
+        case ["p", index]:
+            return (values or [])[index]
+        case ["s", "tuple", children]:
+            return tuple(build(c, handles, values) for c in children)
+        case ["s", "list", children]:
+            return [build(c, handles, values) for c in children]
+        case ["s", name, children]:
+            kind = getattr(torch.return_types, name.rpartition(".")[2])
+            return kind([build(c, handles, values) for c in children])
+        case ["d", keys, children]:
+            return {k: build(c, handles, values) for k, c in zip(keys, children, strict=True)}
+    raise AssertionError(f"no such result: {tree!r}")

@@ -1,0 +1,126 @@
+"""Failures of ops as the controller keeps them, and the one exception made of them."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+import threading
+from dataclasses import dataclass, field
+
+from monarch_lab.controller.locations import Location, frame_of
+from monarch_lab.errors import RankFailure, RemoteException, RemoteFrame
+from monarch_lab.wire import engine as wire
+
+
+@dataclass(slots=True)
+class FailedOp:
+    """One op that failed, on one rank or several."""
+
+    batch: int
+    position: int
+    location: Location | None
+    by_rank: dict[int, wire.Failure] = field(default_factory=dict)
+
+    def failure(self) -> wire.Failure:
+        return self.by_rank[min(self.by_rank)]
+
+
+class Log:
+    """Failed ops not yet raised. The I/O thread adds, a user thread takes: the lock guards both."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ops: dict[tuple[int, int], FailedOp] = {}
+        self.poisoned: set[int] = set()
+        self.forget: list[int] = []  # entries whose prediction was wrong; a backward plan has a negative number
+
+    def add(self, rank: int, message: wire.OpFailed, location: Location | None) -> None:
+        with self._lock:
+            key = (message.batch, message.position)
+            op = self._ops.setdefault(key, FailedOp(*key, location))
+            op.by_rank[rank] = message.failure
+            self.poisoned.update(message.outputs)
+            if message.failure.entry:
+                self.forget.append(message.failure.entry)
+
+    def take(self) -> tuple[FailedOp | None, set[int]]:
+        """The first op that failed, and every value that hangs on a failure; the log is empty then."""
+        with self._lock:
+            ops, self._ops = self._ops, {}
+            poisoned, self.poisoned = self.poisoned, set()
+        real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
+        if not real:
+            return None, poisoned
+        return real[min(real)], poisoned
+
+    def drop_interrupted(self) -> None:
+        with self._lock:
+            self._ops = {
+                k: op for k, op in self._ops.items() if not all(f.interrupted for f in op.by_rank.values())
+            }
+
+
+def place(location: Location) -> str:
+    frame = frame_of(location)
+    return f"{frame.filename}:{frame.line} {frame.source}" if frame is not None else ""
+
+
+def _opened(failure: wire.Failure) -> BaseException | None:
+    if not failure.pickled:
+        return None
+    try:
+        value = pickle.loads(failure.pickled)  # from a worker that has proved the mesh's key
+    except Exception:
+        return None
+    return value if isinstance(value, BaseException) else None
+
+
+def rank_failure(rank: int, failure: wire.Failure) -> RankFailure:
+    frames = tuple(RemoteFrame(*f) for f in failure.frames)
+    return RankFailure(rank, failure.type_name, failure.text, frames, _opened(failure))
+
+
+_classes: dict[type, type[RemoteException]] = {}
+
+
+def _class_for(error: BaseException | None) -> type[RemoteException]:
+    """RemoteException that is also an instance of the original builtin or torch type, so that ``except`` catches."""
+    kind = next(
+        (c for c in type(error).__mro__ if c.__module__.partition(".")[0] in ("builtins", "torch")),
+        Exception,
+    )
+    if kind in (Exception, BaseException, object) or not issubclass(kind, Exception):
+        return RemoteException
+    if kind not in _classes:
+        try:
+            made = type("RemoteException", (RemoteException, kind), {"__module__": "monarch_lab.errors"})
+            made("probe", {})
+            _classes[kind] = made  # type: ignore[assignment]
+        except TypeError:
+            _classes[kind] = RemoteException
+    return _classes[kind]
+
+
+def build(
+    by_rank: dict[int, wire.Failure], where: RemoteFrame | None, cell: str | None, note: str = ""
+) -> RemoteException:
+    failures = {rank: rank_failure(rank, f) for rank, f in by_rank.items()}
+    first = failures[min(failures)]
+    ranks = sorted(failures)
+    on = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+    at = f", issued at {where.filename} line {where.line}" if where is not None else ""
+    message = f"{first.type_name}: {first.text} (on {on}{at}){note}"
+    error = _class_for(first.exception)(
+        message,
+        failures,
+        cell=where.filename if where is not None else cell,
+        line=where.line if where is not None else None,
+        issued=(where,) if where is not None else (),
+    )
+    if isinstance(first.exception, builtins.BaseException):
+        error.__cause__ = None
+    return error
+
+
+def remote_exception(op: FailedOp) -> RemoteException:
+    return build(op.by_rank, frame_of(op.location), None)

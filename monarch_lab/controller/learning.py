@@ -1,0 +1,175 @@
+"""The first time a call of one kind is seen: run it on the workers, wait, and keep what it gave.
+
+A wrong shape, or any other error, is raised at the user's own line. Where ranks answer differently, that is the
+error, by rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch_lab.controller import failures
+from monarch_lab.controller.cache import Entry
+from monarch_lab.controller.dispatch import build, finish
+from monarch_lab.controller.messages import differ_by_rank
+from monarch_lab.controller.scanning import Call, Mark, tree_of
+from monarch_lab.controller.state import ambient_values
+from monarch_lab.controller.waiting import Pending
+from monarch_lab.errors import InternalError, UsageError
+from monarch_lab.tensors import payload
+from monarch_lab.tensors.meta import Meta, intern
+from monarch_lab.tensors.naming import name_of
+from monarch_lab.wire import engine as wire
+
+_TENSOR = Mark("TENSOR")
+_OUT_BITS = 20  # outputs of one learned call: their refs are counted down from -(ident << 20)
+
+
+def template_of(call: Call) -> int:
+    """The number of the call's template, defined on the workers if it is new."""
+    client = call.mesh.client
+    name = getattr(call.func, "remote_name", None)
+    name = name(client) if name is not None else name_of(call.func)
+    if name is None:
+        raise UsageError(
+            f"{getattr(call.func, '__name__', call.func)!r} is not a function the workers know: call it with ml.remote"
+        )
+    key = (name, *(_TENSOR if type(k) is Meta else k for k in call.key[2:]))
+    number = client.cache.templates.get(key) if call.hashable else None
+    if number is None:
+        number = client.cache.next_template()
+        tree, sources = payload.pack(tree_of(call))
+        definition = wire.TemplateDef(
+            number, name, len(call.tensors), len(call.numbers), getattr(call.func, "collective", False)
+        )
+        with client.lock:
+            if sources:
+                client.define(wire.PayloadDef(-number, 0, sources))
+            client.define(definition, [tree])
+        if call.hashable:
+            client.cache.templates[key] = number
+    return number
+
+
+def learn(call: Call) -> Any:
+    client = call.mesh.client
+    client.check_alive(call.mesh.ranks_key)
+    template = template_of(call)
+    collective = getattr(call.func, "collective", False)
+    metas = [t._meta.wire for t in call.tensors] if collective else []
+    client.cache.misses += 1
+
+    def make(ident: int) -> wire.Order:
+        return wire.Learn(
+            ident,
+            client.cell,
+            call.ambient,
+            template,
+            [t._ref.id for t in call.tensors],
+            call.numbers,
+            -(ident << _OUT_BITS),
+            metas,
+        )
+
+    with client.lock:
+        client.define_ambient(call.ambient, ambient_values(call.ambient))
+        pending = client.request(make, call.mesh.ranks_key)
+    client.wait(pending)
+    answers = _answers(call, pending)
+    first = answers[min(answers)][0]
+    entry = _entry(call, template, first)
+    frames = answers[min(answers)][1]
+    outs = [-(first.ident << _OUT_BITS) - k for k, keep in enumerate(first.keeps) if keep == -1]
+    values = [payload.unpack(f) for f in frames]
+    handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
+    if first.dynamic or not call.hashable:
+        client.cache.asked += 1
+    else:
+        _keep(call, entry, template, first)
+    return handled
+
+
+def _with_values(entry: Entry, call: Call, outs: list[int], values: list[Any]) -> Any:
+    tree, entry.tree = entry.tree, ["s", "tuple", [["t", k] for k in range(len(entry.outputs))]]
+    handles = list(finish(entry, call.tensors, outs, call.mesh))
+    entry.tree = tree
+    return build(tree, handles, values)
+
+
+def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
+    opaque = getattr(call.func, "opaque", False)
+    return Entry(
+        number=-template,
+        single=None,
+        shares=-1,
+        tree=answer.tree,
+        outputs=[intern(m) for m in answer.outputs],
+        keeps=answer.keeps,
+        aliases=answer.aliases,
+        after=[(k, intern(m)) for k, m in answer.after],
+        mutated=answer.mutated,
+        random=answer.random,
+        opaque=opaque,
+    )
+
+
+def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
+    client = call.mesh.client
+    entry.number = client.cache.next_entry()
+    if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
+        entry.single = entry.outputs[0]
+        entry.shares = answer.aliases[0]
+        entry.random_single = entry.random or entry.opaque
+    collective = getattr(call.func, "collective", False)
+    inputs = [t._meta.wire for t in call.tensors] if collective else []
+    with client.lock:
+        client.define(
+            wire.EntryDef(
+                entry.number, template, answer.tree, answer.outputs, answer.keeps, list(answer.after), inputs
+            )
+        )
+    client.cache.keep(call.key, entry)
+
+
+def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list[Any]]]:
+    """Every rank's answer, all equal; the outputs of the ranks that have some are let go where they are not."""
+    client = call.mesh.client
+    good = {r: (m, f) for r, (m, f) in pending.replies.items() if isinstance(m, wire.Learned)}
+    bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
+    if not bad and len(good) == len(call.mesh.ranks_key):
+        first, frames = good[min(good)]
+        if all(m == first and list(map(bytes, f)) == list(map(bytes, frames)) for m, f in good.values()):
+            return good
+    for message, _ in good.values():
+        client.dead.extend(-(message.ident << _OUT_BITS) - k for k, keep in enumerate(message.keeps) if keep == -1)
+    if bad:
+        raise_learn_failure(client, bad)
+    client.check_alive(call.mesh.ranks_key)
+    raise differ_by_rank(call.func, {r: _text(m, f) for r, (m, f) in good.items()})
+
+
+def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
+    own = {r: m.failure for r, m in bad.items() if not m.dependent}
+    if any(f.interrupted for f in own.values()):
+        raise KeyboardInterrupt
+    if not own:
+        client.sync()  # raises the first cause, where it has not been raised before
+        own = {r: m.failure for r, m in bad.items()}
+    raise failures.build(own, None, None)
+
+
+def _text(answer: wire.Learned, frames: list[Any]) -> str:
+    if frames:
+        return ", ".join(repr(payload.unpack(f)) for f in frames)[:200]
+    return ", ".join(f"{tuple(m.shape)} {m.dtype}" for m in answer.outputs) or "nothing"
+
+
+def requery(mesh: Any, handles: list[Any]) -> None:
+    """Ask the workers for the metadata of handles that an in-place op changed behind their back."""
+    from monarch_lab.controller.calling import call_on
+
+    metas = call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.metadata", (handles,))
+    if len(metas) != len(handles):
+        raise InternalError("metadata of views came back incomplete")
+    for handle, meta in zip(handles, metas, strict=True):
+        handle._refresh(intern(meta))

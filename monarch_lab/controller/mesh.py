@@ -1,0 +1,364 @@
+"""A mesh: processes with named dims, whole or a part. A value object: equal ones are one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from monarch_lab.controller import mode, placing
+from monarch_lab.controller.refs import GRAPH
+from monarch_lab.controller.state import active_mesh
+from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.shape import Slice
+from monarch_lab.wire.snapshot import MeshSnapshot
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.client import Client
+
+
+class Activation:
+    """An activated mesh (or none): in force at once, until ``deactivate`` or the end of a ``with``."""
+
+    def __init__(self, mesh: DeviceMesh | None) -> None:
+        self._token = active_mesh.set(mesh)
+        self._pushed = mesh is not None
+        self._active = True
+        if self._pushed:
+            mode.push()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        self.deactivate()
+
+    def deactivate(self) -> None:
+        if not self._active:
+            return
+        self._active = False
+        try:
+            active_mesh.reset(self._token)
+        except ValueError:  # ended in another context than it began in: an await moved us
+            active_mesh.set(None)
+        if self._pushed:
+            mode.pop()
+
+
+class _NoMesh:
+    """``with ml.no_mesh.activate():`` factory calls are local again."""
+
+    def activate(self) -> Activation:
+        return Activation(None)
+
+    def __repr__(self) -> str:
+        return "no_mesh"
+
+
+no_mesh = _NoMesh()
+
+
+def get_active_mesh() -> DeviceMesh:
+    """The mesh that factory calls of this context use. Raises ValueError where none is active."""
+    mesh = active_mesh.get()
+    if mesh is None:
+        raise UsageValueError("no device mesh is active: use a %%mesh cell or `with mesh.activate():`")
+    return mesh
+
+
+class DeviceMesh:
+    """Processes with named dims. Get one from ``ml.local_mesh``, parts of it from ``slice``, ``split`` ...
+
+    Two meshes over the same processes with the same names are equal. ``with mesh:`` stops it at the end.
+    """
+
+    def __init__(self, client: Client, slice_: Slice, names: Sequence[str], owner: Any) -> None:
+        self.client = client
+        self.slice_ = slice_
+        self.names = tuple(names)
+        self.sizes: dict[str, int] = dict(zip(self.names, slice_.sizes, strict=True))
+        self.ranks_key: tuple[int, ...] = tuple(slice_)
+        full = (1 << len(self.names)) - 1
+        self.all_equal = full | full << GRAPH
+        self.let_go = client.dead.append
+        self._owner = owner
+        self._number = 0
+
+    # --- identity
+
+    def _other(self, slice_: Slice, names: Sequence[str]) -> DeviceMesh:
+        """The one object for these processes and names."""
+        key = (slice_, tuple(names))
+        known = self._owner.parts
+        found = known.get(key)
+        if found is None:
+            found = known[key] = DeviceMesh(self.client, slice_, names, self._owner)
+        return found
+
+    def __repr__(self) -> str:
+        dims = ", ".join(f"{n}={s}" for n, s in self.sizes.items()) or f"rank {self.ranks_key[0]}"
+        return f'mesh "{self.name}" ({dims})'
+
+    def describe(self) -> str:
+        """For headings: name, dims and processes."""
+        dims = "×".join(f"{n} {s}" for n, s in self.sizes.items()) or f"rank {self.ranks_key[0]}"
+        return f'mesh "{self.name}" ({dims})'
+
+    def __reduce__(self) -> Any:
+        raise UsageTypeError("a mesh cannot be pickled: its processes belong to this kernel")
+
+    @property
+    def name(self) -> str:
+        return self.client.name
+
+    @property
+    def device(self) -> str:
+        """Where its tensors live: "cpu" or "cuda"."""
+        return self._owner.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.names)
+
+    def __len__(self) -> int:
+        return len(self.ranks_key)
+
+    # --- parts
+
+    def slice(self, **dims: int | slice) -> DeviceMesh:
+        """A part: an index drops its dim, a ``slice`` (steps too) keeps it.
+
+        Raises TypeError for an unknown dim, IndexError out of range, ValueError where nothing is left.
+        """
+        part, names = self.slice_, list(self.names)
+        for name, at in dims.items():
+            if name not in self.names:
+                raise UsageTypeError(f"{self} has no dim {name!r}; it has {', '.join(self.names)}")
+            axis = names.index(name)
+            if isinstance(at, slice):
+                if at.step is not None and at.step < 1:
+                    raise UsageValueError(f"{name}={at}: the step of a slice of a mesh is positive")
+                part = part.cut(axis, at)
+                if not part.sizes[axis]:
+                    raise UsageValueError(f"{name}={at.start}:{at.stop} leaves no process of {self}")
+                continue
+            size = self.sizes[name]
+            if not -size <= at < size:
+                raise UsageIndexError(f"{name}={at}: index out of range, {self} has {size}, so {-size} to {size - 1}")
+            part = part.fix(axis, at % size)
+            del names[axis]
+        return self._other(part, names)
+
+    def rename(self, **dims: str) -> DeviceMesh:
+        """The same processes under other names: ``mesh.rename(host="dp")``."""
+        for name in dims:
+            self._axis(name)
+        names = [dims.get(n, n) for n in self.names]
+        if len(set(names)) != len(names):
+            raise UsageValueError(f"Duplicate dimension name in {names}")
+        return self._other(self.slice_, names)
+
+    def flatten(self, name: str) -> DeviceMesh:
+        """All its processes along one dim. ValueError where they are not evenly spaced."""
+        if not self.slice_.is_dense:
+            raise UsageValueError("cannot flatten sparse mesh: its processes are not consecutive")
+        return self._other(Slice.dense(len(self), offset=self.slice_.offset), [name])
+
+    def split(self, **dims: Any) -> DeviceMesh:
+        """Cut dims into several: ``mesh.split(host=("dp", "pp"), pp=4)``; at most one size of each may be left out."""
+        parts = {k: v for k, v in dims.items() if k in self.names}
+        sizes = {k: v for k, v in dims.items() if k not in self.names}
+        names: list[str] = []
+        new_sizes: list[int] = []
+        strides: list[int] = []
+        for axis, name in enumerate(self.names):
+            into = parts.get(name, (name,))
+            if isinstance(into, str) or not isinstance(into, Sequence):
+                raise UsageValueError(f"split: {name} is cut into a sequence of names, not {into!r}")
+            whole, stride = self.slice_.sizes[axis], self.slice_.strides[axis]
+            chosen = _split_sizes(whole, name, into, sizes if name in parts else {name: whole})
+            for k, part in enumerate(into):
+                names.append(part)
+                new_sizes.append(chosen[k])
+                rest = 1
+                for later in chosen[k + 1 :]:
+                    rest *= later
+                strides.append(stride * rest)
+        if unused := set(sizes) - set(names):
+            raise UsageValueError(f"split: unused size constraints {', '.join(sorted(unused))}")
+        if len(set(names)) != len(names):
+            raise UsageValueError(f"Duplicate dimension name in {names}")
+        return self._other(Slice(self.slice_.offset, tuple(new_sizes), tuple(strides)), names)
+
+    def _axis(self, name: str) -> int:
+        if name not in self.names:
+            raise UsageKeyError(f"{self} does not have dimension {name!r}; it has {', '.join(self.names)}")
+        return self.names.index(name)
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """Number of processes along a dim, or several, or all. KeyError for an unknown dim."""
+        dims = self.names if dim is None else (dim,) if isinstance(dim, str) else dim
+        total = 1
+        for name in dims:
+            total *= self.slice_.sizes[self._axis(name)]
+        return total
+
+    def to_tensor(self) -> torch.Tensor:
+        """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
+        return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
+
+    # --- tensors on it
+
+    def rank(self, dim: str | Sequence[str]) -> Any:
+        """A 0-dim int64 mesh tensor: each process's coordinate along a dim (several: row-major in that order)."""
+        dims = [dim] if isinstance(dim, str) else list(dim)
+        axes = [self._axis(d) for d in dims]
+        values = {}
+        for rank in self.ranks_key:
+            at, total = self.slice_.coordinates(rank), 0
+            for axis in axes:
+                total = total * self.slice_.sizes[axis] + at[axis]
+            values[rank] = [torch.tensor(total)]
+        return self._per_rank(values, axes)
+
+    def process_idx(self) -> Any:
+        """A 0-dim int64 mesh tensor: each process's global rank."""
+        return self._per_rank({r: [torch.tensor(r)] for r in self.ranks_key}, list(range(self.ndim)))
+
+    def _per_rank(self, values: dict[int, list[torch.Tensor]], axes: Sequence[int]) -> Any:
+        from monarch_lab.controller.dispatch import make_handle
+        from monarch_lab.controller.refs import Ref
+        from monarch_lab.tensors.meta import describe, intern
+
+        bits = sum(1 << a for a in axes if self.slice_.sizes[a] > 1)
+        ref = Ref(next(self.client.refs), self, self.all_equal & ~(bits | bits << GRAPH))
+        placing.place(self, values, [ref.id], same=False)
+        return make_handle(intern(describe(values[self.ranks_key[0]][0])), ref)
+
+    @property
+    def ranks(self) -> Mapping[str, Any]:
+        """dim -> ``rank(dim)``."""
+        return {name: self.rank(name) for name in self.names}
+
+    def replicate(self, value: Any) -> Any:
+        """Local tensors (a tensor, a module or a pytree) onto the mesh, whole on each process."""
+        return self._placed(value, lambda t: placing.replicate(self, t))
+
+    def shard(self, value: Any, dim_name: str, dim: int = 0) -> Any:
+        """Local tensors onto the mesh, cut along tensor dim ``dim`` over mesh dim ``dim_name``.
+
+        Raises KeyError for an unknown mesh dim, ValueError where the size does not divide.
+        """
+        self._axis(dim_name)
+        return self._placed(value, lambda t: placing.shard(self, t, dim_name, dim))
+
+    def _placed(self, value: Any, put: Any) -> Any:
+        if isinstance(value, torch.nn.Module):
+            return _module_placed(value, put)
+        seen: dict[int, Any] = {}
+
+        def one(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                if type(x).__module__ == "numpy" and hasattr(x, "__array__") and getattr(x, "ndim", 0):
+                    x = torch.as_tensor(x)
+                else:
+                    return x
+            if id(x) not in seen:
+                seen[id(x)] = (x, put(x))
+            return seen[id(x)][1]
+
+        with no_mesh.activate():
+            return tree_map(one, value)
+
+    def defined(self) -> int:
+        """The number under which the workers know this mesh."""
+        if not self._number:
+            with self.client.lock:
+                self._number = self._owner.next_number()
+                self.client.define(
+                    wire.MeshDef(self._number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
+                )
+        return self._number
+
+    # --- life
+
+    def activate(self) -> Activation:
+        """Factory calls of this context make tensors on it. In force when called; a ``with`` ends it."""
+        self.check_alive()
+        return Activation(self)
+
+    def check_alive(self) -> None:
+        """Raises ClosedError or DeviceException where ops on its processes cannot run."""
+        self.client.check_alive(self.ranks_key)
+
+    @property
+    def state(self) -> str:
+        """starting, live, dead or closed."""
+        return self._owner.state
+
+    def status(self) -> MeshSnapshot:
+        """What displays show of it."""
+        return self._owner.snapshot()
+
+    def sync(self) -> None:
+        """Until every op issued so far has run; raises the first failure among them."""
+        self.client.sync()
+
+    def interrupt(self) -> None:
+        """Stop what its workers run. Any thread."""
+        self.client.interrupt()
+
+    def exit(self, error: BaseException | None = None) -> None:
+        """Stop every process of the whole mesh; nothing is left running. Safe to call twice."""
+        self._owner.stop()
+
+    stop = exit
+
+    def __enter__(self) -> DeviceMesh:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
+        self.exit(error)
+
+
+def _split_sizes(whole: int, name: str, into: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
+    chosen: list[int | None] = []
+    for part in into:
+        size = sizes.get(part, whole if len(into) == 1 else None)
+        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise UsageValueError(f"split: the size of {part} is a positive whole number, not {size!r}")
+        chosen.append(size)
+    unknown = [k for k, s in enumerate(chosen) if s is None]
+    if len(unknown) > 1:
+        raise UsageValueError(
+            f"Cannot infer size of {', '.join(into[k] for k in unknown)}: {name} has {whole}, give all but one"
+        )
+    product = 1
+    for s in chosen:
+        product *= s or 1
+    if unknown:
+        if whole % product:
+            raise UsageValueError(f"{name} of size {whole} is not evenly divided by {product}")
+        chosen[unknown[0]] = whole // product
+    elif product != whole:
+        raise UsageValueError(f"{name} of size {whole} is not evenly divided into {', '.join(map(str, chosen))}")
+    return [s or 1 for s in chosen]
+
+
+def _module_placed(module: torch.nn.Module, put: Any) -> torch.nn.Module:
+    """A copy of a local module whose parameters and buffers are on the mesh."""
+    import copy
+
+    memo: dict[int, Any] = {}
+    with no_mesh.activate():
+        for t in [*module.parameters(), *module.buffers()]:
+            if id(t) not in memo:
+                memo[id(t)] = put(t)
+        return copy.deepcopy(module, memo)
+
+
+
+

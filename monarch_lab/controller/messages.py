@@ -1,0 +1,64 @@
+"""The sentences of usage errors about ops: what was wrong, in which call, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch_lab.errors import UsageError, UsageTypeError, UsageValueError
+from monarch_lab.tensors.naming import shown
+
+
+def local_value(func: Any, value: Any) -> UsageError:
+    what = (
+        f"a local tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a numpy array"
+    )
+    return UsageTypeError(
+        f"LOCAL_TENSOR: {shown(func)} was given {what} beside a mesh tensor: put it on the mesh first, with "
+        'mesh.shard(batch, "gpu") to cut it along a mesh dim or mesh.replicate(x) to copy it whole'
+    )
+
+
+def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
+    mesh = tensors[0]._ref.mesh
+    other = next(t._ref.mesh for t in tensors if t._ref.mesh is not mesh)
+    return UsageTypeError(
+        f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: "
+        "an op runs on one mesh; fetch one of them (ml.inspect) and mesh.replicate it on the other"
+    )
+
+
+def no_mesh(func: Any) -> UsageError:
+    return UsageError(f"{shown(func)} needs a mesh and none is active: use a %%mesh cell or `with mesh.activate():`")
+
+
+def generator(func: Any) -> UsageError:
+    return UsageTypeError(
+        f"{shown(func)} was given a torch.Generator of this process, which the workers do not have: "
+        "seed them with torch.manual_seed(n) in a %%mesh cell"
+    )
+
+
+def needs_remote(what: str) -> UsageError:
+    return UsageTypeError(
+        f"{what} does not work on mesh tensors from the notebook: write it in a function and call it with ml.remote(fn)"
+    )
+
+
+def not_one_value(what: str, mesh: Any, dims: list[str]) -> UsageError:
+    names = " and ".join(f'"{d}"' for d in dims)
+    dim = dims[0] if dims else "gpu"
+    return UsageTypeError(
+        f"{what} needs one value, and the processes of mesh dim {names} may hold different ones: choose one with "
+        f"ml.inspect(t, {dim}=0), see all with ml.fetch_all(t), or make them equal with "
+        f't.reduce("{dim}", "sum")'
+    )
+
+
+def differ_by_rank(func: Any, texts: dict[int, str]) -> UsageError:
+    listed = "; ".join(f"rank {r}: {t}" for r, t in sorted(texts.items()))
+    return UsageValueError(
+        f"{shown(func)} gave different results on the ranks ({listed}), and a mesh tensor has one shape and dtype "
+        "everywhere: pad or reduce it inside a function called with ml.remote, or look at them with ml.fetch_all"
+    )

@@ -1,0 +1,78 @@
+"""Local values onto the mesh: literals, replicate, shard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch_lab.controller.dispatch import make_handle, sign
+from monarch_lab.controller.refs import Ref
+from monarch_lab.errors import UsageTypeError, UsageValueError
+from monarch_lab.tensors import payload
+from monarch_lab.tensors.meta import describe, intern
+from monarch_lab.wire import engine as wire
+
+
+def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, same: bool) -> None:
+    """Keep tensors on the ranks under ``refs``; ``same``: every rank gets the same ones, sent once."""
+    client = mesh.client
+    client.check_alive(mesh.ranks_key)
+    if same:
+        frames, _ = payload.dumps(next(iter(values.values())))
+        client.order(wire.Place(refs), mesh.ranks_key, frames)
+        return
+    for rank, tensors in values.items():
+        frames, _ = payload.dumps(tensors)
+        client.order(wire.Place(refs), [rank], frames)
+
+
+def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What is sent: data of a leaf with the same requires_grad, whatever graph the local tensor has."""
+    plain = tensor.detach()
+    return plain.requires_grad_(True) if tensor.requires_grad else plain
+
+
+def replicate(mesh: Any, tensor: torch.Tensor) -> Any:
+    """A mesh tensor that holds the values of a local one on each process."""
+    if getattr(tensor, "is_mesh_tensor", False):
+        raise UsageTypeError("replicate was given a mesh tensor: it is on a mesh already")
+    plain = _plain_copy(tensor)
+    ref = Ref(next(mesh.client.refs), mesh, mesh.all_equal)
+    place(mesh, {rank: [plain] for rank in mesh.ranks_key}, [ref.id], same=True)
+    return _handle(tensor, plain, ref)
+
+
+def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
+    """A mesh tensor whose processes along ``dim_name`` hold consecutive parts of ``dim`` of a local one."""
+    if getattr(tensor, "is_mesh_tensor", False):
+        raise UsageTypeError("shard was given a mesh tensor: it is on a mesh already")
+    n = mesh.size(dim_name)
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise UsageValueError(f"shard: the tensor of shape {tuple(tensor.shape)} has no dim {dim}")
+    if tensor.shape[dim] % n:
+        raise UsageValueError(
+            f"shard: size {tensor.shape[dim]} of dim {dim} does not divide by {n}, the size of mesh dim "
+            f'"{dim_name}": drop or pad {tensor.shape[dim] % n} of them'
+        )
+    axis = mesh.names.index(dim_name)
+    bit = 1 << axis
+    parts = [p.clone(memory_format=torch.contiguous_format) for p in _plain_copy(tensor).detach().chunk(n, dim)]
+    if tensor.requires_grad:
+        parts = [p.requires_grad_(True) for p in parts]
+    values = {
+        rank: [parts[mesh.slice_.coordinates(rank)[axis] if mesh.sizes else 0]] for rank in mesh.ranks_key
+    }
+    equal = mesh.all_equal & ~(bit | bit << 16) if n > 1 else mesh.all_equal
+    ref = Ref(next(mesh.client.refs), mesh, equal)
+    place(mesh, values, [ref.id], same=False)
+    return _handle(tensor, parts[0], ref)
+
+
+def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
+    handle = make_handle(intern(describe(sent)), ref)
+    if handle._meta.wants_sig:
+        sign(handle, 0, 0, [])
+    if isinstance(local, torch.nn.Parameter):
+        handle._is_param = True
+    return handle

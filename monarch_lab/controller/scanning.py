@@ -1,0 +1,202 @@
+"""The arguments of a call, taken apart: mesh tensors, number operands, and a key of all that is left.
+
+The same walk, with ``build``, gives the CallTree that is sent to the workers once for each kind of call.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from monarch_lab.controller.state import active_mesh
+from monarch_lab.tensors.naming import name_of
+from monarch_lab.tensors.template import CallTree, Input, Number
+
+
+class Mark:
+    """A constant of keys that equals nothing else (``True == 1`` would join two kinds of call)."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+TRUE, FALSE, FLOAT, FLOAT_0, FLOAT_1, COMPLEX = map(Mark, ("TRUE", "FALSE", "FLOAT", "FLOAT_0", "FLOAT_1", "COMPLEX"))
+LOCAL_0_DIM, NAMED, SLICE, DICT, KEYED_FLOAT, KEYWORD, BIG_INT = map(
+    Mark, ("LOCAL_0_DIM", "NAMED", "SLICE", "DICT", "KEYED_FLOAT", "KEYWORD", "BIG_INT")
+)
+# 0 and 1 are kinds of their own: dropout(p=0.0) and the like return their input itself.
+FLOATS = {0.0: FLOAT_0, 1.0: FLOAT_1}
+PLAIN = {int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, type(Ellipsis)}
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+# Their floats decide a shape.
+KEYED_FLOATS: set[Any] = {
+    torch.arange,
+    torch.range,
+    torch.linspace,
+    torch.logspace,
+    torch.nn.functional.interpolate,
+    torch.nn.functional.upsample,
+    torch.nn.functional.upsample_bilinear,
+    torch.nn.functional.upsample_nearest,
+}
+
+# Set by tensor.py and constants.py, which need this module in turn.
+handle_class: type = torch.Tensor
+constant_class: type = torch.Tensor
+resolve_constants: Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[bool, Any]]
+
+
+@dataclass(slots=True)
+class Call:
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    key: tuple[Any, ...]
+    tensors: list[Any]
+    numbers: list[Any]
+    ambient: int
+    mesh: Any
+    hashable: bool = True
+    result_is_known: bool = False
+    result: Any = None
+
+
+@dataclass(slots=True)
+class Walk:
+    func: Any
+    build: bool = False
+    key: list[Any] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
+    numbers: list[Any] = field(default_factory=list)
+    hashable: bool = True
+    keyed_floats: bool = False
+
+    def value(self, a: Any) -> Any:
+        """Adds ``a`` to the key; returns its place in the tree where one is built."""
+        kind = type(a)
+        if kind is handle_class:
+            self.tensors.append(a)
+            self.key.append(a._meta)
+            return Input(len(self.tensors) - 1)
+        if kind is float:
+            return self._float(a)
+        if kind is bool:
+            self.key.append(TRUE if a else FALSE)
+            return a
+        if kind is int and not -(1 << 63) <= a < 1 << 63:
+            self.key.append((BIG_INT, a))
+            return a
+        if kind in PLAIN:
+            self.key.append(a)
+            return a
+        if kind is tuple or kind is list or kind is torch.Size:
+            self.key.append((kind, len(a)))
+            parts = [self.value(x) for x in a]
+            return kind(parts) if kind is list else tuple(parts)
+        return self._rarer(a, kind)
+
+    def _float(self, a: float) -> Any:
+        if self.keyed_floats:
+            self.key.append((KEYED_FLOAT, a))
+            return a
+        self.numbers.append(a)
+        self.key.append(FLOATS.get(a, FLOAT))
+        return Number(len(self.numbers) - 1)
+
+    def _rarer(self, a: Any, kind: type) -> Any:
+        if kind is slice:
+            self.key.append(SLICE)
+            return slice(self.value(a.start), self.value(a.stop), self.value(a.step))
+        if kind is dict:
+            self.key.append((DICT, tuple(a)))
+            return {k: self.value(v) for k, v in a.items()}
+        if kind is complex:
+            self.key.append((COMPLEX, a))
+            return a
+        if isinstance(a, torch.Tensor):
+            return self._tensor(a)
+        if isinstance(a, np.generic):
+            return self.value(a.item())
+        if isinstance(a, np.ndarray):
+            from monarch_lab.controller.messages import local_value
+
+            raise local_value(self.func, a)
+        if isinstance(a, torch.Generator):
+            from monarch_lab.controller.messages import generator
+
+            raise generator(self.func)
+        if isinstance(a, tuple) and hasattr(a, "_fields"):
+            self.key.append((kind, len(a)))
+            return kind(*[self.value(x) for x in a])
+        return self._object(a, kind)
+
+    def _object(self, a: Any, kind: type) -> Any:
+        if isinstance(a, enum.Enum) or kind in (range, bytes, np.dtype):
+            self.key.append((kind, a))
+        elif isinstance(a, _FUNCTIONS) and name_of(a) is not None:
+            self.key.append((NAMED, a))
+        else:
+            # Anything else may change without its identity changing: never believed again.
+            self.hashable = False
+        return a
+
+    def _tensor(self, a: torch.Tensor) -> Any:
+        if isinstance(a, constant_class):
+            value = a._value
+        elif a.dim() == 0 and not a.requires_grad and a.device.type != "meta":
+            value = a
+        else:
+            from monarch_lab.controller.messages import local_value
+
+            raise local_value(self.func, a)
+        number = value.item()
+        if isinstance(number, complex):
+            self.key.append((LOCAL_0_DIM, a.dtype, number))
+            return torch.tensor(number, dtype=value.dtype)
+        self.key.append((LOCAL_0_DIM, value.dtype))
+        self.numbers.append(number)
+        return Number(len(self.numbers) - 1, value.dtype)
+
+
+def _walk(walk: Walk, args: Iterable[Any], kwargs: dict[str, Any]) -> CallTree | None:
+    walk.keyed_floats = walk.func in KEYED_FLOATS
+    tree_args = tuple([walk.value(a) for a in args])
+    tree_kwargs = {}
+    for name, a in kwargs.items():
+        walk.key.append((KEYWORD, name))
+        tree_kwargs[name] = walk.value(a)
+    return CallTree(tree_args, tree_kwargs) if walk.build else None
+
+
+def scan(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: int) -> Call:
+    """Takes the arguments apart. Raises the usage error that names an argument that cannot be used."""
+    known, result = resolve_constants(func, args, kwargs)
+    walk = Walk(func, key=[func, ambient])
+    if known:
+        return Call(func, args, kwargs, (), [], [], ambient, None, result_is_known=True, result=result)
+    _walk(walk, args, kwargs)
+    mesh = walk.tensors[0]._ref.mesh if walk.tensors else active_mesh.get()
+    if mesh is None:
+        from monarch_lab.controller.messages import no_mesh
+
+        raise no_mesh(func)
+    key = tuple(walk.key)
+    return Call(func, args, kwargs, key, walk.tensors, walk.numbers, ambient, mesh, walk.hashable)
+
+
+def tree_of(call: Call) -> CallTree:
+    walk = Walk(call.func, build=True)
+    tree = _walk(walk, call.args, call.kwargs)
+    assert tree is not None and len(walk.tensors) == len(call.tensors)
+    return tree

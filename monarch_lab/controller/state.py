@@ -1,0 +1,50 @@
+"""Which mesh is active, and the ambient state of the calling thread. Context variables: each task has its own."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch_lab.tensors import ambient
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.mesh import DeviceMesh
+
+active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
+
+_grad, _inference, _autocast = (
+    torch.is_grad_enabled,
+    torch.is_inference_mode_enabled,
+    torch._C._is_any_autocast_enabled,
+)
+_default_dtype = torch.get_default_dtype
+_deterministic = torch.are_deterministic_algorithms_enabled
+_anomaly = torch.is_anomaly_enabled
+_numbers: dict[tuple[Any, ...], int] = {}
+_values: dict[int, dict[str, Any]] = {}
+_fast: dict[tuple[Any, ...], int] = {}
+
+
+def ambient_number() -> int:
+    """A number for the ambient state of this thread; equal states have equal numbers."""
+    autocast = _autocast()
+    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly())
+    if not autocast:
+        number = _fast.get(key)
+        if number is not None:
+            return number
+    values = ambient.capture()
+    full = tuple(sorted(values.items()))
+    number = _numbers.get(full)
+    if number is None:
+        number = _numbers[full] = len(_numbers) + 1
+        _values[number] = values
+    if not autocast:
+        _fast[key] = number
+    return number
+
+
+def ambient_values(number: int) -> dict[str, Any]:
+    return _values[number]

@@ -1,0 +1,52 @@
+"""Answers that are on their way, and a thread that waits for them.
+
+The I/O thread fills a Pending and rings its bell; the waiting thread also wakes for debugger prompts.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Iterable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class Pending:
+    """One answer from each of ``ranks``. Filled on the I/O thread, read by whoever waits."""
+
+    __slots__ = ("waiting", "replies", "bell", "done", "_callbacks")
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.waiting = set(ranks)
+        self.replies: dict[int, tuple[Any, list[Any]]] = {}  # rank -> (message, frames)
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.done = not self.waiting
+        self._callbacks: list[Callable[[], None]] = []
+
+    def fill(self, rank: int, message: Any, frames: list[Any]) -> None:
+        if rank not in self.waiting:
+            return
+        self.replies[rank] = (message, frames)
+        self.waiting.discard(rank)
+        if not self.waiting:
+            self.finish()
+
+    def finish(self) -> None:
+        self.done = True
+        self.bell.put(None)
+        while self._callbacks:
+            self._call(self._callbacks.pop())
+
+    def add_callback(self, fn: Callable[[], None]) -> None:
+        self._callbacks.append(fn)
+        if self.done and fn in self._callbacks:
+            self._callbacks.remove(fn)
+            self._call(fn)
+
+    def _call(self, fn: Callable[[], None]) -> None:
+        try:
+            fn()
+        except Exception:
+            log.exception("a callback of a future failed")

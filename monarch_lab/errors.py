@@ -1,0 +1,145 @@
+"""Every error a user can meet, named by who is at fault.
+
+    MeshError
+    ├── UsageError        the caller: nothing was sent, nothing is half-done
+    ├── ClosedError       the mesh, cell or future was closed by its owner
+    ├── LaunchError       no host or worker came up
+    ├── DeviceException   a process or host died, or is stuck
+    ├── RemoteException   user code or an op failed on a worker
+    ├── ProtocolError     a peer said what the protocol does not allow
+    └── InternalError     our own bug: please report it
+
+Usage errors that Python's own classes describe are also that class (``UsageTypeError`` is a ``TypeError``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class MeshError(Exception):
+    """Base of every error of monarch_lab."""
+
+
+class UsageError(MeshError):
+    """A call that cannot be carried out as written; nothing was sent."""
+
+
+class UsageTypeError(UsageError, TypeError):
+    pass
+
+
+class UsageValueError(UsageError, ValueError):
+    pass
+
+
+class UsageKeyError(UsageError, KeyError):
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class UsageIndexError(UsageError, IndexError):
+    pass
+
+
+class ClosedError(MeshError):
+    """The mesh was stopped by its owner; start another."""
+
+
+class LaunchError(MeshError):
+    """No agent or worker came up; carries what the process itself printed."""
+
+
+class ProtocolError(MeshError):
+    """The peer sent something that is not allowed here."""
+
+
+class InternalError(MeshError):
+    """A bug of monarch_lab: please report it with the text."""
+
+
+class DeviceException(MeshError):
+    """A worker or host died, or is stuck.
+
+    ``ranks`` are the ranks it concerns; the text names host, pid and signal or exit code.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFrame:
+    """One frame of a worker's traceback, with its source line as the worker saw it."""
+
+    filename: str
+    line: int
+    function: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """What happened on one rank."""
+
+    rank: int
+    type_name: str
+    text: str
+    frames: tuple[RemoteFrame, ...] = ()
+    exception: BaseException | None = field(default=None, compare=False)
+
+
+class RemoteException(MeshError):
+    """User code or an op failed on workers.
+
+    ``by_rank``           rank -> RankFailure
+    ``ranks``             the ranks it happened on
+    ``exception``         the first rank's own exception, or its type name and text where it cannot be unpickled
+    ``worker_traceback``  the first rank's frames as text
+    ``cell``, ``line``    where in the notebook (or file) the op was issued
+
+    Raised instances are also instances of the original type where that is a builtin or torch exception, so
+    that ``except ValueError`` around an op catches it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        by_rank: dict[int, RankFailure],
+        *,
+        cell: str | None = None,
+        line: int | None = None,
+        issued: tuple[RemoteFrame, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.by_rank = by_rank
+        self.cell = cell
+        self.line = line
+        self.issued = issued
+
+    def __str__(self) -> str:  # KeyError, among the types mixed in, would print the repr
+        return str(self.args[0])
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(self.by_rank))
+
+    @property
+    def first(self) -> RankFailure:
+        return self.by_rank[min(self.by_rank)]
+
+    @property
+    def exception(self) -> BaseException | str:
+        first = self.first
+        return first.exception if first.exception is not None else f"{first.type_name}: {first.text}"
+
+    @property
+    def worker_traceback(self) -> str:
+        lines = ["Traceback (most recent call last):"]
+        for frame in self.first.frames:
+            lines.append(f'  File "{frame.filename}", line {frame.line}, in {frame.function}')
+            if frame.source:
+                lines.append(f"    {frame.source}")
+        lines.append(f"{self.first.type_name}: {self.first.text}")
+        return "\n".join(lines)

@@ -1,0 +1,228 @@
+"""``%mesh SUBCOMMAND`` and ``%%mesh``: a table of sub-commands, each a few lines over the meshes.
+
+Runs on: the main thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from monarch_lab.errors import UsageValueError
+from monarch_lab.notebook import status
+from monarch_lab.notebook.arguments import HELP, Parser, assignment, count, split, suggestion
+from monarch_lab.notebook.cell import cell_parser
+from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
+from monarch_lab.notebook.names import readable
+from monarch_lab.notebook.progress import StartProgress
+from monarch_lab.notebook.transform import QUIET, SHOWN
+
+if TYPE_CHECKING:
+    from monarch_lab.controller import DeviceMesh
+
+Arguments = argparse.Namespace
+
+
+@dataclass(frozen=True, slots=True)
+class SubCommand:
+    name: str
+    does: str
+    run: Callable[[Any, Arguments], None]
+    add_arguments: Callable[[Parser], None] = lambda parser: None
+
+    def parser(self) -> Parser:
+        parser = Parser(f"%mesh {self.name}", self.does)
+        self.add_arguments(parser)
+        return parser
+
+
+def _start_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--name", default=DEFAULT_NAME, metavar="NAME", help=f"what to call it; {DEFAULT_NAME!r} if not given")
+    add("--hosts", type=count, default=1, metavar="H", help="hosts (all of them this machine); 1 if not given")
+    add(
+        "--per-host",
+        "-n",
+        type=count,
+        default=None,
+        metavar="G",
+        help="workers on each host; one for each GPU, or 2 without a GPU, if not given",
+    )
+    add("--cpu", action="store_true", help="workers on the CPU, even where there are GPUs")
+    add("--env", type=assignment, action="append", default=[], metavar="K=V", help="a variable of the workers")
+
+
+def _status_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+    parser.add_argument("--live", action="store_true", help="a view that keeps itself current")
+
+
+def _stop_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+    parser.add_argument("--all", action="store_true", help="every mesh of this notebook")
+
+
+def _use_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="the mesh that cells run on from now")
+
+
+def _interrupt_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+
+
+@magics_class
+class MeshMagics(Magics):
+    shell: Any
+
+    def __init__(self, shell: Any, meshes: Meshes) -> None:
+        super().__init__(shell)
+        self._meshes = meshes
+
+    @no_var_expand
+    @line_cell_magic
+    def mesh(self, line: str, cell: str | None = None) -> None:
+        """Start, look at and stop meshes (%mesh), and run cells on them (%%mesh).
+
+        %mesh                      the card of the current mesh
+        %mesh start                one worker for each GPU; 2 on the CPU where there is none
+        %mesh stop                 end the workers of the current mesh
+        %mesh list, %mesh use NAME several meshes in one notebook
+
+        %%mesh                     as a cell's first line: the cell runs with the mesh active
+
+        %mesh --help lists the sub-commands, %mesh start --help and %%mesh --help their options.
+        """
+        if cell is not None:
+            self._run_cell(line, cell)
+            return
+        words = split(self.shell.var_expand(line, depth=2), "%mesh")
+        name = words[0] if words else "status"
+        if name in HELP:
+            print(_overview())
+            return
+        if name.startswith("-"):  # %mesh --live
+            words.insert(0, "status")
+            name = "status"
+        command = SUB_COMMANDS.get(name)
+        if command is None:
+            raise UsageValueError(f"%mesh: unknown sub-command {name!r}{suggestion(name, SUB_COMMANDS)}")
+        parser = command.parser()
+        arguments = parser.read(words[1:])
+        if arguments.help:
+            print(parser.format_help().rstrip())
+            return
+        command.run(self, arguments)
+
+    def _run_cell(self, line: str, cell: str) -> None:
+        """``%%mesh`` as a function of its text: for ``--help`` and run_cell_magic; see transform.py for the rest."""
+        if set(line.split()) & set(HELP):
+            print(cell_parser().format_help().rstrip())
+            return
+        if cell in (SHOWN, QUIET):
+            raise UsageValueError(
+                "%%mesh cannot run under the magic above it, which takes the cell as plain Python: "
+                "put that magic inside the %%mesh cell"
+            )
+        shell = self.shell
+        text = f"%%mesh {line}\n{cell}"
+        source = shell.transform_cell(text)
+        filename = shell.compile.cache(source, shell.execution_count, raw_code=text)
+        tree = shell.transform_ast(shell.compile.ast_parse(source, filename))
+        with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
+            code = shell.compile(tree, filename, "exec")
+        if code.co_flags & inspect.CO_COROUTINE:
+            raise UsageValueError("await works where %%mesh is the first line of the cell, not under another magic")
+        exec(code, shell.user_global_ns, shell.user_ns)
+
+    # sub-commands
+
+    def start(self, arguments: Arguments) -> None:
+        name = arguments.name
+        there = self._meshes.all()
+        same = there.get(name)
+        if same is not None and same.state != "dead":
+            print(f'Mesh "{name}" is already running ({workers(same)}): nothing was changed. %mesh stop ends it.')
+            return
+        for mesh in {id(m): m for m in (same, there.get(self._meshes.current)) if m is not None}.values():
+            if mesh.state == "dead":
+                note = mesh.status().note
+                mesh.exit()
+                print(f'Mesh "{mesh.name}" was dead{f" ({note})" if note else ""}: stopped it.')
+        progress = StartProgress(self.shell, name)
+        mesh = self._meshes.start(
+            name,
+            progress,
+            hosts=arguments.hosts,
+            gpus_per_host=arguments.per_host,
+            device="cpu" if arguments.cpu else None,
+            env=dict(arguments.env) or None,
+        )
+        progress.show(status.card(readable(mesh.status())))
+
+    def status(self, arguments: Arguments) -> None:
+        if not self._meshes.all() and arguments.name is None:
+            print(NONE_RUNS)
+            return
+        mesh = self._meshes.find(arguments.name)
+        if arguments.live and hasattr(self.shell, "kernel"):  # a terminal shows no widgets
+            from monarch_lab.notebook.widgets import MeshView
+
+            display(MeshView(mesh))
+        else:
+            display(status.card(readable(mesh.status())), raw=True)
+
+    def list(self, arguments: Arguments) -> None:
+        snapshot = self._meshes.snapshot()
+        print(status.list_text(snapshot) if snapshot.meshes else NONE_RUNS)
+
+    def use(self, arguments: Arguments) -> None:
+        mesh = self._meshes.use(arguments.name)
+        print(f'Cells run on mesh "{mesh.name}" ({workers(mesh)}) now.')
+
+    def stop(self, arguments: Arguments) -> None:
+        if arguments.all:
+            if arguments.name is not None:
+                raise UsageValueError("%mesh stop: a NAME or --all, not both")
+            print(stopped(self._meshes.stop_all()) or NONE_RUNS)
+            return
+        mesh = self._meshes.find(arguments.name)
+        mesh.exit()
+        print(stopped([mesh]))
+
+    def interrupt(self, arguments: Arguments) -> None:
+        mesh = self._meshes.find(arguments.name)
+        mesh.client.interrupt()
+        print(f'Interrupted the workers of mesh "{mesh.name}".')
+
+
+def stopped(meshes: list[DeviceMesh]) -> str:
+    """What was stopped, as a sentence; "" if nothing was."""
+    if not meshes:
+        return ""
+    return "Stopped " + ", ".join(f'mesh "{mesh.name}" ({workers(mesh)})' for mesh in meshes) + "."
+
+
+SUB_COMMANDS: dict[str, SubCommand] = {
+    row.name: row
+    for row in (
+        SubCommand("start", "Start a mesh of workers and run cells on it.", MeshMagics.start, _start_arguments),
+        SubCommand("status", "Show a mesh: its processes and what they do.", MeshMagics.status, _status_arguments),
+        SubCommand("stop", "End the workers of a mesh; what they hold is lost.", MeshMagics.stop, _stop_arguments),
+        SubCommand("list", "List the meshes of this notebook.", MeshMagics.list),
+        SubCommand("use", "Choose the mesh that cells run on.", MeshMagics.use, _use_arguments),
+        SubCommand("interrupt", "Interrupt what the workers run.", MeshMagics.interrupt, _interrupt_arguments),
+    )
+}
+
+
+def _overview() -> str:
+    lines = ["usage: %mesh SUBCOMMAND [options]", ""]
+    lines += [f"  {command.name:<10} {command.does}" for command in SUB_COMMANDS.values()]
+    return "\n".join([*lines, "", "%mesh alone is %mesh status; %mesh SUBCOMMAND --help lists the options."])

@@ -1,0 +1,100 @@
+"""The meshes of this kernel as the notebook sees them, and the one its cells run on.
+
+``monarch_lab.session`` is imported when a mesh is started, not before: it brings torch, and ``%load_ext`` or a look
+at the (empty) list must not wait for that.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch_lab.errors import UsageKeyError, UsageValueError
+from monarch_lab.notebook.arguments import suggestion
+from monarch_lab.notebook.names import readable
+from monarch_lab.wire.snapshot import KernelSnapshot
+
+if TYPE_CHECKING:
+    from monarch_lab.controller import DeviceMesh
+
+SESSION = "monarch_lab.session"
+DEFAULT_NAME = "mesh"
+NONE_RUNS = "No mesh is running: type %mesh start"
+
+
+class Meshes:
+    """Also what the panel's buttons do (comm.PanelCommands), then on a thread beside the running cell."""
+
+    def __init__(self) -> None:
+        self._current = ""
+        self._seq = 0
+
+    def all(self) -> dict[str, DeviceMesh]:
+        """Every mesh that was not stopped, by name; a dead one is still there."""
+        session = sys.modules.get(SESSION)
+        return dict(session.meshes()) if session is not None else {}
+
+    @property
+    def current(self) -> str:
+        """The name of the mesh that cells run on; "" if it cannot be told."""
+        there = self.all()
+        if self._current in there:
+            return self._current
+        # Made in Python, not by %mesh start: alone, it is meant.
+        return next(iter(there)) if len(there) == 1 else ""
+
+    def find(self, name: str | None = None) -> DeviceMesh:
+        """The named mesh, else the current one. Raises one sentence that says what to type."""
+        there = self.all()
+        if name is None:
+            name = self.current
+            if not there:
+                raise UsageValueError(NONE_RUNS)
+            if not name:
+                raise UsageValueError(f"No mesh is current: type %mesh use NAME, one of {', '.join(sorted(there))}")
+        if name not in there:
+            raise UsageKeyError(f"No mesh is named {name!r}{suggestion(name, there) or ': type %mesh start'}")
+        return there[name]
+
+    def use(self, name: str) -> DeviceMesh:
+        mesh = self.find(name)
+        self._current = name
+        return mesh
+
+    def start(self, name: str, on_progress: Callable[[str, int, int], None], **options: Any) -> DeviceMesh:
+        mesh: DeviceMesh = importlib.import_module(SESSION).start_local(name=name, on_progress=on_progress, **options)
+        self._current = name
+        return mesh
+
+    def stop_all(self) -> list[DeviceMesh]:
+        """Stop every mesh; those that were stopped. The first error is raised when all were tried."""
+        stopped, first = [], None
+        for mesh in self.all().values():
+            try:
+                mesh.exit()
+                stopped.append(mesh)
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+        return stopped
+
+    def snapshot(self) -> KernelSnapshot:
+        self._seq += 1
+        return KernelSnapshot(self._seq, self.current, [readable(mesh.status()) for mesh in self.all().values()])
+
+    def interrupt(self, mesh: str) -> None:
+        self.find(mesh).client.interrupt()
+
+    def stop(self, mesh: str) -> None:
+        self.find(mesh).exit()
+
+
+def workers(mesh: DeviceMesh) -> str:
+    """As in "2 workers"."""
+    number = 1
+    for size in mesh.sizes.values():
+        number *= size
+    return f"{number} worker{'s' if number != 1 else ''}"

@@ -1,0 +1,31 @@
+"""What cells are called where a snapshot names them: a kernel's file names of cells hold its pid and a hash."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+import msgspec
+from IPython.core.getipython import get_ipython
+
+from monarch_lab.wire.snapshot import MeshSnapshot
+
+_OP = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<source>.*)", re.DOTALL)
+
+
+def readable(mesh: MeshSnapshot) -> MeshSnapshot:
+    """The snapshot with each process's op as "In[3] line 2: y = x @ w"."""
+    if not any(process.op for process in mesh.processes):
+        return mesh
+    processes = [msgspec.structs.replace(p, op=op_text(p.op)) if p.op else p for p in mesh.processes]
+    return msgspec.structs.replace(mesh, processes=processes)
+
+
+def op_text(op: str) -> str:
+    match = _OP.fullmatch(op)
+    if match is None:
+        return op
+    shell = get_ipython()
+    known = shell.compile.format_code_name(match["file"]) if shell is not None else None
+    place = known[1] if known else PurePath(match["file"]).name
+    return f"{place} line {match['line']}: {match['source']}"

@@ -1,0 +1,89 @@
+"""Meshes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+
+from monarch_lab import config
+from monarch_lab.controller.mesh import DeviceMesh
+from monarch_lab.errors import UsageValueError
+from monarch_lab.session.session import Progress, Session, default_seed, free_name, meshes
+from monarch_lab.supervisor import MeshLaunch
+
+
+def local_mesh(
+    *,
+    hosts: int = 1,
+    gpus_per_host: int | None = None,
+    name: str | None = None,
+    device: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> DeviceMesh:
+    """Start a mesh of worker processes on this machine, with dims ``("host", "gpu")``.
+
+    hosts           simulated hosts: the size of dim "host"
+    gpus_per_host   workers for each; None: one for each visible GPU, or 2 CPU workers where there is none
+    name            "mesh" by default; must not be that of a running mesh
+    device          "cpu" (gloo) or "cuda"; None: cuda where there are GPUs enough
+    env             environment variables of the workers
+
+    The handle is a context manager; ``.exit()`` stops it too. Raises ValueError for a number of workers that cannot
+    be, LaunchError (with what the process printed) where a worker does not come up.
+    """
+    return start_local(hosts=hosts, gpus_per_host=gpus_per_host, name=name, device=device, env=env, on_progress=None)
+
+
+def start_local(
+    *,
+    hosts: int,
+    gpus_per_host: int | None,
+    name: str | None,
+    device: str | None,
+    env: Mapping[str, str] | None,
+    on_progress: Progress | None,
+) -> DeviceMesh:
+    """As ``local_mesh``; ``on_progress(stage, done, total)`` hears how far it is."""
+    settings = config.load()
+    chosen, per_host = _devices(hosts, gpus_per_host, device, settings)
+    if name is not None and not name.isidentifier():
+        raise UsageValueError(f"{name!r} is no name for a mesh: use letters, digits and _")
+    if name is not None and name in meshes():
+        raise UsageValueError(f'mesh "{name}" is running already: stop it first, or choose another name')
+    launch = MeshLaunch(
+        name=name or free_name(),
+        hosts=hosts,
+        per_host=per_host,
+        device=chosen,
+        seed=default_seed(),
+        env=dict(env or {}),
+        python_path=[p for p in sys.path if p],
+        cwd=os.getcwd(),
+    )
+    session = Session(launch, settings)
+    session.start(on_progress)
+    return session.mesh
+
+
+def _devices(
+    hosts: int, per_host: int | None, device: str | None, settings: config.Settings
+) -> tuple[str, int]:
+    for what, number in (("hosts", hosts), ("workers for each host", per_host)):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+            raise UsageValueError(f"a mesh has at least 1 of {what}, not {number!r}")
+    if device not in (None, "cpu", "cuda"):
+        raise UsageValueError(f'device is "cpu" or "cuda", not {device!r}')
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() and device != "cpu" else 0
+    if device == "cuda" and gpus < hosts * (per_host or 1):
+        raise UsageValueError(
+            f'{hosts * (per_host or 1)} workers with a GPU each were asked for and this machine has {gpus}: use --cpu '
+            '(device="cpu") for CPU workers'
+        )
+    if device is None:
+        device = "cuda" if gpus and gpus >= hosts * (per_host or 1) else "cpu"
+    if per_host is None:
+        per_host = gpus // hosts if device == "cuda" else settings.default_cpu_workers
+    return device, per_host

@@ -1,0 +1,139 @@
+"""One mesh of this kernel: its processes, its stream, its state. Ends with the interpreter at the latest."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from monarch_lab.config import Settings
+from monarch_lab.controller import patches
+from monarch_lab.controller.client import Client
+from monarch_lab.controller.mesh import DeviceMesh
+from monarch_lab.supervisor import MeshLaunch, ProcessInfo, Supervisor
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.codec import encode
+from monarch_lab.wire.shape import Slice
+from monarch_lab.wire.snapshot import MeshSnapshot, ProcessSnapshot
+
+_sessions: dict[str, Session] = {}
+_NAMES = ("host", "gpu")
+Progress = Callable[[str, int, int], None]
+
+
+class Session:
+    """Owns the supervisor and the client of a mesh. ``state``: starting, live, dead, closed."""
+
+    def __init__(self, launch: MeshLaunch, settings: Settings) -> None:
+        self.launch = launch
+        self.device = launch.device
+        self.parts: dict[Any, DeviceMesh] = {}
+        self.client = Client(launch.name, launch.hosts * launch.per_host, settings)
+        self.supervisor = Supervisor(launch, settings, self.client)
+        self.started = time.monotonic()
+        self._numbers = itertools.count(1)
+        self._pid = os.getpid()
+        whole = Slice.dense(launch.hosts, launch.per_host)
+        self.mesh = DeviceMesh(self.client, whole, _NAMES, self)
+        self.parts[whole, _NAMES] = self.mesh
+
+    def start(self, on_progress: Progress | None) -> None:
+        """Bring every worker up. LaunchError, or KeyboardInterrupt, leaves nothing behind."""
+        _sessions[self.launch.name] = self
+        try:
+            patches.install()
+            self.client.attach(self.supervisor)
+            self.supervisor.start()
+            self.supervisor.wait_ready(on_progress=on_progress)
+            self.client.go_live()
+        except BaseException:
+            self.stop()
+            raise
+
+    def next_number(self) -> int:
+        return next(self._numbers)
+
+    @property
+    def state(self) -> str:
+        if self.client.state == "live" and len(self.client.alive) < self.client.world:
+            return "dead"
+        return self.client.state
+
+    def stop(self) -> None:
+        """End every process; nothing is left running. Safe to call twice, and in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        if self.client.state == "live" and self.client.alive:
+            try:
+                with self.client.lock:
+                    self.client.flush()
+                    self.supervisor.send(None, encode(wire.Exit()))
+            except Exception:  # its processes are ended below, whatever they heard
+                pass
+        self.client.close()
+        if _sessions.get(self.launch.name) is self:
+            del _sessions[self.launch.name]
+        self.supervisor.stop()
+
+    def snapshot(self) -> MeshSnapshot:
+        client = self.client
+        processes = [self._process(info) for _, info in sorted(self.supervisor.processes.items())]
+        return MeshSnapshot(
+            name=self.launch.name,
+            state=self.state,  # type: ignore[arg-type]
+            dims=list(self.mesh.sizes.items()),
+            device=self.device,
+            processes=processes,
+            age_s=round(time.monotonic() - self.started, 1),
+            ops=client.ops,
+            note=client.note,
+        )
+
+    def _process(self, info: ProcessInfo) -> ProcessSnapshot:
+        op, age, pending = self.client.oldest_op(info.rank)
+        if not info.is_live or self.client.is_gone(info.rank):
+            state, op, age, pending = "exited", "", 0.0, 0
+        elif self.client.state == "starting":
+            state = "starting"
+        elif self.client.is_debugging(info.rank):
+            state = "debugging"
+        else:
+            state = "busy" if pending else "idle"
+        return ProcessSnapshot(
+            rank=info.rank,
+            label=info.label,
+            host=info.host,
+            pid=info.pid,
+            state=state,  # type: ignore[arg-type]
+            rss_bytes=info.rss_bytes,
+            cpu_s=info.cpu_s,
+            pending_ops=pending,
+            op=op,
+            op_age_s=round(age, 1),
+            exit="" if info.is_live else info.obituary().partition("\n")[0],
+        )
+
+
+def meshes() -> dict[str, DeviceMesh]:
+    """The meshes of this process that were not stopped, by name."""
+    return {name: s.mesh for name, s in _sessions.items()}
+
+
+def free_name() -> str:
+    """mesh, mesh2, mesh3 ..."""
+    return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in _sessions)
+
+
+def default_seed() -> int:
+    return torch.initial_seed() % (1 << 63)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for session in list(_sessions.values()):
+        session.stop()

@@ -1,0 +1,15 @@
+"""A thread in the kernel that keeps the processes of a mesh. It never loads the agent's or the worker's modules.
+
+launch.py         what to start, and who is told
+lifecycle.py      states of a process and of the mesh's start, every move between them
+roll.py           who belongs to the mesh, and who has proved it; pure
+agent_process.py  starts the agent and sees it end
+loop.py           the I/O thread
+supervisor.py     what the rest of the kernel holds
+"""
+
+from monarch_lab.supervisor.launch import Listener, MeshLaunch
+from monarch_lab.supervisor.lifecycle import ProcessInfo, ProcessState
+from monarch_lab.supervisor.supervisor import Supervisor
+
+__all__ = ["Listener", "MeshLaunch", "ProcessInfo", "ProcessState", "Supervisor"]

@@ -1,0 +1,36 @@
+"""What to start, and who is told what happens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from monarch_lab.supervisor.lifecycle import ProcessInfo
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLaunch:
+    name: str
+    hosts: int  # simulated hosts on this machine: labels only, one agent serves them all
+    per_host: int
+    device: str  # "cpu" or "cuda"
+    seed: int
+    env: Mapping[str, str]
+    python_path: Sequence[str]
+    cwd: str
+    worker_module: str = "monarch_lab.worker.main"
+    preload: Sequence[str] = ("torch",)  # what the zygote imports before it forks
+
+
+class Listener(Protocol):
+    """Called on the supervisor's I/O thread: must not block, nor call ``stop``."""
+
+    def on_report(self, rank: int, frames: list[bytes | memoryview]) -> None:
+        """A message of a worker, header first, in the order it was sent."""
+
+    def on_process(self, process: ProcessInfo) -> None:
+        """A process has started, is ready, or has exited (after its last report)."""
+
+    def on_lost(self, reason: str) -> None:
+        """The agent is gone, and every worker with it."""

@@ -1,0 +1,440 @@
+"""The supervisor's I/O thread: what agent and workers say, and their ends, in; snapshots and the listener's calls out.
+
+Runs on: its own thread, but for ``publish``, ``order_agent`` and ``ask_to_stop``, which any thread may call. The
+thread owns the report socket. The order socket is shared under ``_orders_lock``: any use of a zmq socket may swallow
+the edge its descriptor gives, so a sender that sees subscriptions waiting rings for the thread, which takes them in.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+import zmq
+
+from monarch_lab.config import MARK_VARIABLE, Settings
+from monarch_lab.errors import ClosedError, ProtocolError
+from monarch_lab.supervisor.agent_process import AgentProcess
+from monarch_lab.supervisor.launch import Listener
+from monarch_lab.supervisor.lifecycle import (
+    AgentLost,
+    Event,
+    Exited,
+    NotStarted,
+    ProcessInfo,
+    ProcessState,
+    Started,
+    Welcomed,
+)
+from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
+from monarch_lab.transport import platform
+from monarch_lab.transport.directory import bind_private, remove_directory
+from monarch_lab.transport.doorbell import Doorbell
+from monarch_lab.transport.frames import configure, is_readable, poll_ms, receive_frames, send_frames
+from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.engine import control_topic, topic
+from monarch_lab.wire.supervision import (
+    AgentHello,
+    AgentSpec,
+    AgentStopped,
+    Beat,
+    FromAgent,
+    LaunchWorker,
+    Message,
+    ProcessExited,
+    ProcessNotStarted,
+    ProcessStarted,
+    StopAgent,
+    Welcome,
+    ZygoteFailed,
+    ZygoteReady,
+)
+
+log = logging.getLogger(__name__)
+_decode_from_agent = Decoder(FromAgent)
+# The agent tells an end over its own connection, so that the dead worker's last reports may still be on their way
+# through zmq's reader: it is told on after a round of this length without a report, and at the latest, beside
+# workers that never fall silent, after the second.
+_QUIET_S = 0.003
+_QUIET_AT_LATEST_S = 0.05
+_MESSAGES_A_ROUND = 256
+
+
+class MeshState(Enum):
+    STARTING = auto()
+    LIVE = auto()
+    FAILED = auto()  # did not come up, or its agent is gone; stop() clears up
+    STOPPING = auto()
+    CLOSED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the start is. ``failure`` is the text of the LaunchError."""
+
+    state: MeshState = MeshState.STARTING
+    stage: str = "agent"
+    done: int = 0
+    total: int = 1
+    failure: str = ""
+
+
+class SupervisorLoop:
+    """Made with the spec of the agent; ``open`` and ``start`` bring it to life, ``ask_to_stop`` ends it."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        launches: dict[int, LaunchWorker],
+        processes: dict[int, ProcessInfo],
+        settings: Settings,
+        listener: Listener,
+    ) -> None:
+        self.processes = processes  # by rank; replaced as a whole
+        self.progress = Progress()
+        self.changed = threading.Condition()  # guards progress
+        self._spec = spec
+        self._launches = launches
+        self._timeouts = settings.timeouts
+        self._listener = listener
+        self._roll = Roll(spec.key)
+        self._rank_of_process = {launch.process: rank for rank, launch in launches.items()}
+        for rank, launch in launches.items():
+            self._roll.expect(rank, launch.process)
+        self._welcome = encode(Welcome(spec.key))
+        self._orders_lock = threading.Lock()  # guards _orders
+        self._to_agent: deque[Message] = deque()
+        self._doorbell = Doorbell()
+        self._stop_asked = threading.Event()
+        self._agent: AgentProcess | None = None
+        self._lifeline = -1
+        self._ended: list[ProcessExited] = []
+        self._ended_by = float("inf")
+        self._stage_by = float("inf")
+        self._thread = threading.Thread(target=self._run, name=f"supervisor {spec.mesh}", daemon=True)
+        self._context: zmq.Context | None = None
+
+    # --- any thread
+
+    def open(self, start_agent: Callable[[], tuple[AgentProcess, int]]) -> None:
+        """Bind, start the agent (its process, and the lifeline's reading end), then the thread."""
+        self._context = zmq.Context()
+        self._orders: zmq.Socket | None = self._context.socket(zmq.XPUB)
+        self._reports = self._context.socket(zmq.ROUTER)
+        for socket, where in ((self._orders, self._spec.orders), (self._reports, self._spec.reports)):
+            configure(socket, 0)
+            bind_private(socket, where)
+        self._orders_fd = self._orders.getsockopt(zmq.FD)
+        self._agent, self._lifeline = start_agent()
+        self._stage_by = time.monotonic() + self._timeouts.agent_hello
+        self._thread.start()
+
+    def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
+        """Send on the order socket, topic first. Never blocks: nothing limits the queue."""
+        with self._orders_lock:
+            if self._orders is None:
+                raise ClosedError(f"mesh {self._spec.mesh} is closed")
+            for message in messages:
+                send_frames(self._orders, message)
+            waiting = is_readable(self._orders)
+        if waiting:
+            self._doorbell.ring()
+
+    def order_agent(self, message: Message) -> None:
+        self._to_agent.append(message)
+        self._doorbell.ring()
+
+    def ask_to_stop(self) -> None:
+        self._stop_asked.set()
+        self._doorbell.ring()
+
+    def join(self, within_s: float) -> bool:
+        if self._thread.ident is None:
+            return True
+        self._thread.join(within_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Once the thread has ended, or was never started: sockets, descriptors, directory."""
+        with self._orders_lock:
+            if self._context is not None:
+                self._orders = None
+                self._context.destroy(linger=0)
+        if self._agent is not None:
+            self._agent.close()
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+        self._doorbell.close()
+        remove_directory(self._spec.directory)
+        self._move(state=MeshState.CLOSED)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+            self._stop_agent()
+        except Exception as e:
+            log.exception("the supervisor of mesh %s failed", self._spec.mesh)
+            self._fail(f"the supervisor failed: {e!r}; please report it with the log")
+            self._lose_agent(f"the supervisor failed: {e!r}")
+            if self._agent is not None:
+                self._agent.kill()
+
+    def _serve(self) -> None:
+        assert self._agent is not None
+        poller = zmq.Poller()
+        sources: list[object] = [self._reports, self._orders_fd, self._doorbell.fd]
+        if self._agent.end_fd is not None:
+            sources.append(self._agent.end_fd)
+        for source in sources:
+            poller.register(source, zmq.POLLIN)
+        while not self._stop_asked.is_set():
+            ready = dict(poller.poll(self._wait_ms()))
+            self._doorbell.answer()
+            quiet = not self._read_reports() if self._reports in ready else True
+            self._take_subscriptions()
+            self._send_to_agent()
+            self._tell_ended(quiet)
+            self._check_stage()
+            if self._agent.end_fd in ready or (self._agent.end_fd is None and self._agent.has_ended()):
+                self._handle_agent_end()
+                self._stop_asked.wait()
+
+    def _wait_ms(self) -> int:
+        if self._ended:
+            return poll_ms(_QUIET_S)
+        now = time.monotonic()
+        until = self._stage_by - now
+        if self._agent is not None and self._agent.end_fd is None:
+            until = min(until, self._timeouts.beat)
+        return -1 if until == float("inf") else poll_ms(until)
+
+    def _send_to_agent(self) -> None:
+        while self._to_agent and self._roll.is_agent(AGENT):
+            send_frames(self._reports, [AGENT, encode(self._to_agent.popleft())])
+
+    def _read_reports(self) -> bool:
+        """Take in what is there, up to a round's worth; whether there was anything."""
+        for count in range(_MESSAGES_A_ROUND):
+            try:
+                parts = receive_frames(self._reports, wait=False)
+            except zmq.Again:
+                return count > 0
+            if len(parts) > 1:
+                self._handle_message(parts[0].bytes, parts[1:])
+        return True
+
+    def _handle_message(self, identity: bytes, parts: list[zmq.Frame]) -> None:
+        rank = self._roll.rank_of(identity)
+        if rank is not None:
+            header = parts[0].bytes
+            if is_hello(header):
+                self._roll.refuse(identity, f"rank {rank} has said hello before")
+                return
+            self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
+        elif self._roll.is_agent(identity):
+            try:
+                self._handle_agent(_decode_from_agent(parts[0].buffer))
+            except ProtocolError as e:
+                log.warning("a message of the agent is dropped: %s", e)
+        else:
+            match self._roll.admit(identity, len(parts), parts[0].buffer):
+                case AgentHello():
+                    self._to_agent.extendleft([*reversed(self._launches.values()), Welcome(self._spec.key)])
+                    self._enter("import torch", 1, self._timeouts.zygote_ready)
+                case Entry() as entry:
+                    self._greet(entry)
+
+    def _take_subscriptions(self) -> None:
+        names = []
+        with self._orders_lock:
+            assert self._orders is not None
+            while is_readable(self._orders):
+                frame = receive_frames(self._orders, wait=False)[0].bytes
+                if frame[:1] == b"\1":
+                    names.append(frame[1:])
+        for name in names:
+            entry = self._roll.subscribe(name)
+            if entry is not None:
+                self._greet(entry)
+
+    def _greet(self, entry: Entry) -> None:
+        """Hello and both subscriptions are there, in any order: nothing that is sent now can be missed."""
+        if entry.is_greeted():
+            names = (topic(entry.rank), control_topic(entry.rank))
+            self.publish([(name, self._welcome) for name in names])
+            self._make_ready(entry.rank)
+
+    def _make_ready(self, rank: int) -> None:
+        info = self.processes[rank]
+        # Its hello may overtake the agent's word that it was started: the later of the two makes it ready.
+        if info.state is ProcessState.RUNNING and self._roll.is_greeted(info.process):
+            self._apply(rank, Welcomed())
+            done = sum(info.state is ProcessState.READY for info in self.processes.values())
+            if self.progress.state is MeshState.STARTING:
+                if done == len(self.processes):
+                    self._stage_by = float("inf")
+                    self._move(state=MeshState.LIVE, stage="workers", done=done, total=done)
+                else:
+                    self._move(stage="workers", done=done, total=len(self.processes))
+
+    # --- the agent
+
+    def _handle_agent(self, message: Message) -> None:
+        match message:
+            case ZygoteReady():
+                self._enter("workers", len(self.processes), self._timeouts.worker_hello)
+            case ZygoteFailed():
+                self._fail(f"the workers' modules cannot be imported:\n{message.text}")
+            case ProcessStarted():
+                rank = self._rank(message.process)
+                self._apply(rank, Started(message.pid))
+                self._make_ready(rank)
+            case ProcessNotStarted():
+                rank = self._rank(message.process)
+                self._apply(rank, NotStarted(message.text))
+                self._fail(self.processes[rank].obituary())
+            case ProcessExited():
+                self._rank(message.process)
+                if not self._ended:
+                    self._ended_by = time.monotonic() + _QUIET_AT_LATEST_S
+                self._ended.append(message)
+            case Beat():
+                self._note_usage(message)
+            case AgentStopped() | AgentHello():
+                pass
+
+    def _rank(self, process: int) -> int:
+        try:
+            return self._rank_of_process[process]
+        except KeyError:
+            raise ProtocolError(f"there is no process {process}") from None
+
+    def _note_usage(self, beat: Beat) -> None:
+        fresh = dict(self.processes)
+        for used in beat.usage:
+            rank = self._rank(used.process)
+            fresh[rank] = replace(fresh[rank], rss_bytes=used.rss_bytes, cpu_s=used.cpu_s, activity=used.state)
+        self.processes = fresh
+
+    def _tell_ended(self, quiet: bool) -> None:
+        if not self._ended or not (quiet or time.monotonic() >= self._ended_by):
+            return
+        ended, self._ended = self._ended, []
+        for exited in ended:
+            rank = self._rank(exited.process)
+            self._roll.strike(exited.process)
+            self._apply(rank, Exited(exited.code, exited.out_of_memory, exited.last_lines))
+            if self.progress.state is MeshState.STARTING:
+                self._fail(self.processes[rank].obituary())
+
+    def _handle_agent_end(self) -> None:
+        assert self._agent is not None
+        while self._read_reports():
+            pass
+        self._tell_ended(quiet=True)
+        self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
+        how = f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
+        self._fail(f"{how} before the mesh was up\n{self._agent.last_lines()}")
+        self._lose_agent(how)
+
+    def _lose_agent(self, reason: str) -> None:
+        self._forget_processes()
+        self._move(state=MeshState.FAILED)
+        self._tell(self._listener.on_lost, reason)
+
+    def _forget_processes(self) -> None:
+        self.processes = {rank: info.after(AgentLost()) for rank, info in self.processes.items()}
+
+    # --- stages and snapshots
+
+    def _apply(self, rank: int, event: Event) -> None:
+        try:
+            info = self.processes[rank].after(event)
+        except ProtocolError as e:
+            log.warning("rank %d: %s", rank, e)
+            return
+        self.processes = {**self.processes, rank: info}
+        self._tell(self._listener.on_process, info)
+
+    def _enter(self, stage: str, total: int, within_s: float) -> None:
+        if self.progress.state is MeshState.STARTING:
+            self._stage_by = time.monotonic() + within_s
+            self._move(stage=stage, done=0, total=total)
+
+    def _check_stage(self) -> None:
+        if time.monotonic() >= self._stage_by:
+            stage = self.progress.stage
+            missing = [str(rank) for rank, info in self.processes.items() if info.state is not ProcessState.READY]
+            text = {
+                "agent": f"the agent did not say hello within {self._timeouts.agent_hello:g} s",
+                "import torch": f"torch was not imported within {self._timeouts.zygote_ready:g} s",
+            }.get(stage, f"rank {', '.join(missing)} did not say hello within {self._timeouts.worker_hello:g} s")
+            assert self._agent is not None
+            self._fail(f"{text}\n{self._agent.last_lines()}")
+
+    def _fail(self, text: str) -> None:
+        self._stage_by = float("inf")
+        if self.progress.state is MeshState.STARTING:
+            self._move(state=MeshState.FAILED, failure=text.rstrip())
+
+    def _move(self, **changes: object) -> None:
+        with self.changed:
+            self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
+            self.changed.notify_all()
+
+    def _tell(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            call(*args)
+        except Exception:
+            # The listener's bug must not cost the mesh its supervisor.
+            log.exception("a listener of mesh %s failed", self._spec.mesh)
+
+    # --- the end
+
+    def _stop_agent(self) -> None:
+        """Ask, wait, kill; then wait for the guard. Bounded by ``timeouts.stop``."""
+        assert self._agent is not None
+        self._move(state=MeshState.STOPPING)
+        give_up = time.monotonic() + self._timeouts.stop
+        if self._roll.is_agent(AGENT) and not self._agent.has_ended():
+            self._to_agent.append(StopAgent(self._timeouts.stop_grace))
+            self._send_to_agent()
+            self._serve_until_end(give_up - self._timeouts.stop_grace)
+        self._agent.kill()
+        self._agent.wait(give_up - time.monotonic())
+        self._tell_ended(quiet=True)
+        self._forget_processes()
+        self._wait_for_guard(give_up)
+        # Only a guard that was killed as well leaves anything to find here.
+        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < give_up:
+            time.sleep(_QUIET_S)
+
+    def _serve_until_end(self, deadline: float) -> None:
+        """Go on reading, so that the last reports and the ends are told."""
+        assert self._agent is not None
+        poller = zmq.Poller()
+        poller.register(self._reports, zmq.POLLIN)
+        if self._agent.end_fd is not None:
+            poller.register(self._agent.end_fd, zmq.POLLIN)
+        while not self._agent.has_ended() and (left := deadline - time.monotonic()) > 0:
+            # In short rounds: a pidfd is readable a moment before its process can be collected, or is not there.
+            poller.poll(poll_ms(min(left, _QUIET_AT_LATEST_S)))
+            self._read_reports()
+            self._tell_ended(quiet=True)
+        while self._read_reports():
+            pass
+
+    def _wait_for_guard(self, deadline: float) -> None:
+        """End of file on the lifeline: neither agent nor guard is left."""
+        poller = zmq.Poller()
+        poller.register(self._lifeline, zmq.POLLIN)
+        poller.poll(poll_ms(deadline - time.monotonic()))

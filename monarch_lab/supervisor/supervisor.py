@@ -1,0 +1,213 @@
+"""What the rest of the kernel holds of a mesh's processes."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import msgspec
+
+from monarch_lab.config import Settings
+from monarch_lab.errors import ClosedError, InternalError, LaunchError
+from monarch_lab.supervisor.agent_process import AgentProcess, launch_agent
+from monarch_lab.supervisor.launch import Listener, MeshLaunch
+from monarch_lab.supervisor.lifecycle import ProcessInfo
+from monarch_lab.supervisor.loop import MeshState, Progress, SupervisorLoop
+from monarch_lab.transport import platform
+from monarch_lab.transport.directory import address, make_directory, remove_directory
+from monarch_lab.transport.frames import share
+from monarch_lab.wire.engine import ALL, CONTROL_ALL, control_topic, topic
+from monarch_lab.wire.supervision import AgentSpec, LaunchWorker, SignalProcess
+
+_KEY_BYTES = 32
+
+
+class Supervisor:
+    """Starts, watches, reaches and ends the processes of one mesh.
+
+    ``send``, ``send_control``, ``signal`` and ``processes`` are for any thread but never block; ``start``,
+    ``wait_ready`` and ``stop`` belong to the mesh's owner.
+    """
+
+    def __init__(self, launch: MeshLaunch, settings: Settings, listener: Listener) -> None:
+        self._launch = launch
+        self._settings = settings
+        self._listener = listener
+        self._loop: SupervisorLoop | None = None
+        self._stop_lock = threading.Lock()  # guards the end: two threads may ask for it
+        self.directory = ""
+
+    def __enter__(self) -> Supervisor:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def processes(self) -> Mapping[int, ProcessInfo]:
+        """Snapshots by rank, of this moment."""
+        return self._loop.processes if self._loop is not None else {}
+
+    def start(self) -> None:
+        """Bind, start agent and thread; returns before any of them has answered. LaunchError if it cannot."""
+        if self._loop is not None:
+            raise InternalError("a supervisor starts once")
+        self.directory = make_directory()
+        try:
+            logs = self._settings.log_dir or os.path.join(self.directory, "logs")
+            rendezvous = os.path.join(self.directory, "rendezvous")
+            os.makedirs(logs, mode=0o700, exist_ok=True)
+            os.mkdir(rendezvous, mode=0o700)
+            spec = self._agent_spec(rendezvous)
+            launches, processes = self._plan(os.path.abspath(logs))
+            loop = SupervisorLoop(spec, launches, processes, self._settings, self._listener)
+        except OSError as e:
+            remove_directory(self.directory)
+            raise LaunchError(f"mesh {self._launch.name} cannot start: {e}") from e
+        self._loop = loop
+        try:
+            loop.open(lambda: _start_agent(spec))
+        except BaseException as e:
+            loop.close()
+            if isinstance(e, OSError):
+                raise LaunchError(f"mesh {self._launch.name} cannot start its agent: {e}") from e
+            raise
+
+    def wait_ready(
+        self, timeout: float | None = None, on_progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        """Return when every worker has been welcomed.
+
+        LaunchError with what the failing process printed last, or when ``timeout`` is over; ClosedError if stopped
+        meanwhile. ``on_progress(stage, done, total)`` is called on this thread.
+        """
+        loop = self._started()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        shown: tuple[str, int, int] | None = None
+        while True:
+            with loop.changed:
+                progress = loop.progress
+                state = (progress.stage, progress.done, progress.total)
+                if progress.state is MeshState.STARTING and state == shown:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        late = f"mesh {self._launch.name} was not up within {timeout:g} s"
+                        raise LaunchError(f"{late}: {_told(progress)}")
+                    loop.changed.wait(left)
+                    continue
+            if state != shown and on_progress is not None:
+                on_progress(*state)
+            shown = state
+            match progress.state:
+                case MeshState.LIVE:
+                    return
+                case MeshState.FAILED:
+                    raise LaunchError(f"mesh {self._launch.name} did not come up: {_told(progress)}")
+                case MeshState.STOPPING | MeshState.CLOSED:
+                    raise ClosedError(f"mesh {self._launch.name} was stopped")
+
+    def send(self, ranks: Sequence[int] | None, header: bytes, frames: Sequence[bytes | memoryview] = ()) -> None:
+        """Order to the ranks' main threads (None: all, in one send). Large frames are not copied: leave them alone."""
+        names = (ALL,) if ranks is None else tuple(map(topic, ranks))
+        parts = [header, *map(share, frames)]
+        self._started().publish([[name, *parts] for name in names])
+
+    def send_control(self, ranks: Sequence[int] | None, header: bytes) -> None:
+        """To the ranks' control threads; overtakes the orders."""
+        names = (CONTROL_ALL,) if ranks is None else tuple(map(control_topic, ranks))
+        self._started().publish([(name, header) for name in names])
+
+    def signal(self, ranks: Sequence[int], sig: int, group: bool = False) -> None:
+        """Through the agent, which alone knows whose pid it is. A rank that has ended is passed over."""
+        loop = self._started()
+        for rank in ranks:
+            loop.order_agent(SignalProcess(loop.processes[rank].process, sig, group))
+
+    def stop(self) -> None:
+        """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
+        loop = self._loop
+        if loop is None:
+            return
+        loop.ask_to_stop()
+        with self._stop_lock:
+            if loop.progress.state is MeshState.CLOSED:
+                return
+            # The thread keeps to the bound itself; one more grace is for a machine that stands still.
+            if loop.join(self._settings.timeouts.stop + self._settings.timeouts.stop_grace):
+                loop.close()
+
+    def _started(self) -> SupervisorLoop:
+        if self._loop is None:
+            raise ClosedError(f"mesh {self._launch.name} was not started")
+        return self._loop
+
+    def _agent_spec(self, rendezvous: str) -> AgentSpec:
+        launch, timeouts = self._launch, self._settings.timeouts
+        return AgentSpec(
+            key=secrets.token_bytes(_KEY_BYTES),
+            mark=secrets.token_hex(),
+            mesh=launch.name,
+            kernel_pid=os.getpid(),
+            kernel_fd=-1,
+            lifeline_fd=-1,
+            directory=self.directory,
+            orders=address(self.directory, "orders"),
+            reports=address(self.directory, "reports"),
+            rendezvous=rendezvous,
+            world_size=launch.hosts * launch.per_host,
+            device=launch.device,
+            seed=launch.seed,
+            environ={**os.environ, **launch.env},
+            python_path=list(launch.python_path),
+            cwd=launch.cwd,
+            preload=list(launch.preload),
+            worker_module=launch.worker_module,
+            beat_s=timeouts.beat,
+            stop_grace_s=timeouts.stop_grace,
+            worker_hello_s=timeouts.worker_hello,
+            linger_s=timeouts.interrupt_heard,
+        )
+
+    def _plan(self, logs: str) -> tuple[dict[int, LaunchWorker], dict[int, ProcessInfo]]:
+        launch = self._launch
+        launches: dict[int, LaunchWorker] = {}
+        processes: dict[int, ProcessInfo] = {}
+        world_size = launch.hosts * launch.per_host
+        for rank in range(world_size):
+            host, local_rank = divmod(rank, launch.per_host)
+            out, err = (os.path.join(logs, f"{launch.name}.{rank}.{end}") for end in ("out", "err"))
+            env = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(launch.per_host),
+            }
+            launches[rank] = LaunchWorker(rank, rank, local_rank, env, out, err, str(host), launch.per_host)
+            processes[rank] = ProcessInfo(rank, rank, str(host), f"{host}.{local_rank}", out, err)
+        return launches, processes
+
+
+def _told(progress: Progress) -> str:
+    return progress.failure or f"{progress.stage}, {progress.done} of {progress.total}"
+
+
+def _start_agent(spec: AgentSpec) -> tuple[AgentProcess, int]:
+    """The agent, and the end of the lifeline whose end of file says that agent and guard are gone."""
+    kernel_fd = platform.open_pidfd(os.getpid())
+    read_end, write_end = os.pipe()
+    try:
+        fd = -1 if kernel_fd is None else kernel_fd
+        spec = msgspec.structs.replace(spec, kernel_fd=fd, lifeline_fd=write_end)
+        return launch_agent(spec, dict(os.environ), kernel_fd, write_end), read_end
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+        if kernel_fd is not None:
+            os.close(kernel_fd)

@@ -1,0 +1,60 @@
+"""State around an op that changes what it does: captured in the controller, applied on the worker.
+
+``capture()`` is called only when the cheap test in controller/dispatch.py sees a change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch_lab.tensors.meta import dtype_name, dtype_named
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def capture() -> dict[str, Any]:
+    """The ambient state of this thread, as plain data."""
+    state: dict[str, Any] = {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": dtype_name(torch.get_default_dtype()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+    }
+    for device in _AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(device):
+            state["autocast_" + device] = dtype_name(torch.get_autocast_dtype(device))
+            state["autocast_cache"] = torch.is_autocast_cache_enabled()
+    return state
+
+
+class Applied:
+    """Keeps a thread in one ambient state until the next ``apply``. Runs on: the worker's main thread."""
+
+    def __init__(self) -> None:
+        self._inference: Any = None
+
+    def apply(self, state: dict[str, Any]) -> None:
+        if self._inference is not None:
+            self._inference.__exit__(None, None, None)
+            self._inference = None
+        if state["inference"]:
+            self._inference = torch.inference_mode(True)
+            self._inference.__enter__()
+        torch.set_grad_enabled(state["grad"])
+        torch.set_default_dtype(dtype_named(state["dtype"]))
+        if torch.are_deterministic_algorithms_enabled() != state["deterministic"] or state["deterministic"]:
+            torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["deterministic_warn_only"])
+        if torch.is_anomaly_enabled() != state["anomaly"]:
+            torch.autograd.set_detect_anomaly(state["anomaly"])
+        for device in _AUTOCAST_DEVICES:
+            wanted = state.get("autocast_" + device)
+            if torch.is_autocast_enabled(device) and wanted is None:
+                torch.clear_autocast_cache()
+            torch.set_autocast_enabled(device, wanted is not None)
+            if wanted is not None:
+                torch.set_autocast_dtype(device, dtype_named(wanted))
+                torch.set_autocast_cache_enabled(state["autocast_cache"])

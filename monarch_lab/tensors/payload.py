@@ -1,0 +1,123 @@
+"""Objects to bytes and back. The only unpickler of the package: called for authenticated peers alone.
+
+Tensors and arrays travel as out-of-band buffers (pickle protocol 5); functions of a notebook travel by value,
+under their own file name and with their source, so that tracebacks and pdb show the lines the user wrote.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import pickle
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from cloudpickle import cloudpickle as _cloudpickle
+
+from monarch_lab.errors import UsageTypeError
+
+_REFUSED = (
+    "a mesh tensor cannot be pickled or captured by value: pass it as an argument, "
+    "or take its value first with ml.inspect(t) or ml.fetch_all(t)"
+)
+
+
+def _rebuild(
+    buffer: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], flags: tuple[bool, bool, bool]
+) -> torch.Tensor:
+    # A buffer of the wire is read-only, unaligned and cannot be resized; a tensor's own memory is none of these.
+    flat = torch.empty(len(buffer), dtype=torch.uint8)
+    flat.numpy()[:] = np.frombuffer(buffer, np.uint8)
+    out = torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, size, stride)
+    requires_grad, conj, neg = flags
+    if conj:
+        out = torch._conj(out)
+    if neg:
+        out = torch._neg_view(out)
+    return out.requires_grad_(True) if requires_grad else out
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    """A dense CPU tensor as one buffer that spans its elements; NotImplemented for the rest."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.device.type == "meta":
+        return NotImplemented
+    flags = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+    plain = tensor.detach()
+    if flags[1]:
+        plain = plain.conj()
+    if flags[2]:
+        plain = torch._neg_view(plain)
+    plain = plain.cpu()
+    span = 1 + sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) if plain.numel() else 0
+    raw = torch.empty(0, dtype=torch.uint8).set_(
+        plain.untyped_storage(), plain.storage_offset() * plain.element_size(), (span * plain.element_size(),), (1,)
+    )
+    buffer = pickle.PickleBuffer(raw.numpy())
+    return _rebuild, (buffer, plain.dtype, tuple(plain.shape), plain.stride(), flags)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.sources: dict[str, str] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, torch.Tensor):
+            if getattr(type(obj), "is_mesh_tensor", False):
+                raise UsageTypeError(_REFUSED)
+            if type(obj) is torch.Tensor:
+                return _reduce_tensor(obj)
+        if isinstance(obj, types.CodeType):
+            # cloudpickle calls every file <dynamic-code>; keep the name and take the lines along.
+            name = obj.co_filename
+            if not name.startswith(sys.prefix) and (lines := linecache.getlines(name)):
+                self.sources[name] = "".join(lines)
+            make, arguments = _cloudpickle._code_reduce(obj)[:2]
+            return make, tuple(name if a == "<dynamic-code>" else a for a in arguments)
+        return super().reducer_override(obj)
+
+
+def dumps(value: Any) -> tuple[list[bytes | memoryview], dict[str, str]]:
+    """(frames, sources): the pickle and its buffers, and the sources of the functions in it."""
+    file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+    pickler = _Pickler(file, buffers)
+    try:
+        pickler.dump(value)
+    except UsageTypeError:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError) as e:
+        raise UsageTypeError(f"this value cannot be sent to the workers: {e}") from e
+    frames: list[bytes | memoryview] = [file.getvalue()]
+    frames += [b.raw() for b in buffers]
+    return frames, pickler.sources
+
+
+def pack(value: Any) -> tuple[bytes, dict[str, str]]:
+    """As dumps, in one frame: for small things."""
+    frames, sources = dumps(value)
+    if len(frames) > 1:
+        frames = [pickle.dumps(("in band", frames[0], [bytes(f) for f in frames[1:]]))]
+    return bytes(frames[0]), sources
+
+
+def unpack(frame: bytes | memoryview) -> Any:
+    value = pickle.loads(frame)
+    if isinstance(value, tuple) and len(value) == 3 and value[0] == "in band":
+        return loads([value[1], *value[2]])
+    return value
+
+
+def loads(frames: Sequence[bytes | memoryview]) -> Any:
+    """Opens what :func:`dumps` made. Only for frames of a peer that has proved the mesh's key."""
+    return pickle.loads(frames[0], buffers=frames[1:])
+
+
+def remember_sources(sources: dict[str, str]) -> None:
+    """Let tracebacks, inspect and pdb find these files' lines. No time stamp: linecache then never drops them."""
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)

@@ -1,0 +1,25 @@
+"""Structs to bytes and back. A message that does not fit its type is a ProtocolError, never half-read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from monarch_lab.errors import ProtocolError
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+
+
+class Decoder:
+    """Decodes one conversation's messages: ``Decoder(FromAgent)(frame)``."""
+
+    def __init__(self, types: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(types)
+
+    def __call__(self, frame: bytes | memoryview) -> Any:
+        try:
+            return self._decoder.decode(frame)
+        except msgspec.MsgspecError as e:
+            raise ProtocolError(f"a message of {len(frame)} bytes is not understood: {e}") from None

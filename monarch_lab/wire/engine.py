@@ -1,0 +1,388 @@
+"""Messages between the kernel's controller and the workers.
+
+Orders go out on one PUB socket; the topic is ``ALL`` or ``topic(rank)``. Reports come back on one ROUTER socket.
+A worker reads nothing before a Welcome that carries the mesh's key, the kernel nothing before a Hello that does.
+Large data follow the header as further frames.
+
+The op stream. ``Batch.code`` is a flat list of integers. An op is
+
+    [entry, input refs ..., positions in Batch.numbers ..., output refs ...]
+
+with the counts known from the entry's definition. Entries below FIRST_ENTRY are the instructions of ``Op``.
+Refs are positive; an output learned from its first run has a negative one (see Learn.first_out).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+
+from monarch_lab.wire.supervision import Message
+
+ALL = b"*"
+CONTROL_ALL = b"!*"
+FIRST_ENTRY = 16
+
+
+def topic(rank: int) -> bytes:
+    return b"r%d." % rank
+
+
+def control_topic(rank: int) -> bytes:
+    return b"!%d." % rank
+
+
+class Op(IntEnum):
+    """Instructions of the stream that are not calls."""
+
+    DELETE = 0  # [0, ref]
+    AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
+    SET_GRAD = 2  # [2, ref, grad ref or 0]
+    BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
+
+
+class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
+    """What the controller knows of a tensor without having it.
+
+    ``shape``, ``stride`` and ``offset`` in elements; dtype, layout and device by torch's names ("float32",
+    "strided", "cpu"). ``stride`` is empty for layouts that have none.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: str
+    layout: str
+    device: str
+    requires_grad: bool
+    is_leaf: bool
+    is_conj: bool = False
+    is_neg: bool = False
+    is_view: bool = False
+    is_inference: bool = False
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An exception of a worker. ``pickled`` is the exception itself where it could be pickled."""
+
+    type_name: str
+    text: str
+    frames: list[tuple[str, int, str, str]]  # file, line, function, source line
+    pickled: bytes = b""
+    interrupted: bool = False
+    entry: int = 0  # the entry whose prediction was wrong
+
+
+# --- definitions; each has a number that is never reused, and is sent once to every worker
+
+
+class TemplateDef(Message, frozen=True):
+    """A call without its refs. ``tree`` is a pickled tensors.template.CallTree in one frame of the Define message."""
+
+    template: int
+    function: str  # what tensors/naming.py gives
+    inputs: int
+    numbers: int
+    collective: bool  # takes part even where its input failed
+
+
+class EntryDef(Message, frozen=True):
+    """A template with the results it gave: checked on the worker at every call.
+
+    ``keeps[i]``: output i is input keeps[i] itself (k >= 0), output -2-k itself (k <= -2), or a new value (-1).
+    ``tree``: the structure of the result, see worker/learning.py. ``after``: inputs whose metadata changes.
+    """
+
+    entry: int
+    template: int
+    tree: list
+    outputs: list[TensorMeta]
+    keeps: list[int]
+    after: list[tuple[int, TensorMeta]]
+    inputs: list[TensorMeta]
+
+
+class AmbientDef(Message, frozen=True):
+    ambient: int
+    values: dict[str, bool | str]
+
+
+class PayloadDef(Message, frozen=True):
+    """A function sent by value: ``frames`` frames of the Define message."""
+
+    payload: int
+    frames: int
+    sources: dict[str, str]  # file name -> text, for tracebacks and pdb
+
+
+class MeshDef(Message, frozen=True):
+    """A mesh's dims and its ranks, row-major."""
+
+    mesh: int
+    names: list[str]
+    sizes: list[int]
+    ranks: list[int]
+
+
+class BackwardDef(Message, frozen=True):
+    """A backward pass with what it did the first time.
+
+    Refs in the stream: ``roots`` roots, ``roots`` gradients or 0, ``inputs`` inputs, then for each touched leaf its
+    ref and the ref of its new ``.grad`` (0: added to the gradient that was there). ``grads``: their metadata.
+    """
+
+    plan: int
+    roots: int
+    inputs: int
+    keep_graph: bool
+    create_graph: bool
+    grads: list[TensorMeta]
+
+
+Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | BackwardDef
+
+
+# --- orders, kernel to worker
+
+
+class Define(Message, frozen=True):
+    definitions: list[Definition]
+
+
+class Batch(Message, frozen=True):
+    """Run ops in order. Answered by OpFailed for each that failed, and by Done where ``report``."""
+
+    number: int
+    cell: int
+    code: list[int]
+    numbers: list[int | float]
+    report: bool
+
+
+class Learn(Message, frozen=True):
+    """Run one call and say what it gave. Answered once, by Learned or LearnFailed.
+
+    Output i is kept under ref ``first_out - i``. ``inputs_meta`` only for collectives: a rank whose input failed
+    takes part with zeros of that shape.
+    """
+
+    ident: int
+    cell: int
+    ambient: int
+    template: int
+    inputs: list[int]
+    numbers: list[int | float]
+    first_out: int
+    inputs_meta: list[TensorMeta]
+
+
+class LearnBackward(Message, frozen=True):
+    """Run a backward pass and say which leaves got a gradient. Answered by BackwardLearned or LearnFailed."""
+
+    ident: int
+    cell: int
+    ambient: int
+    roots: list[int]
+    gradients: list[int]  # 0: none given
+    inputs: list[int]
+    keep_graph: bool
+    create_graph: bool
+    first_out: int
+
+
+class Place(Message, frozen=True):
+    """Keep the pickled tensors of the frames under these refs."""
+
+    refs: list[int]
+
+
+class Fetch(Message, frozen=True):
+    """Send these values, on the CPU. Answered by Fetched or FetchFailed."""
+
+    ident: int
+    refs: list[int]
+
+
+class CallAndFetch(Message, frozen=True):
+    """Run one call and send back its result (tensors on the CPU). Answered by Fetched or FetchFailed."""
+
+    ident: int
+    cell: int
+    ambient: int
+    template: int
+    inputs: list[int]
+    numbers: list[int | float]
+
+
+class Poison(Message, frozen=True):
+    """These values hang on an op that failed on another rank: mark them."""
+
+    refs: list[int]
+    failure: Failure
+
+
+class Retain(Message, frozen=True):
+    """``retain_grad()`` on a value, so that a backward pass reports its gradient too."""
+
+    ref: int
+
+
+class Seed(Message, frozen=True):
+    seed: int
+
+
+class Vary(Message, frozen=True):
+    """From now on this rank draws numbers of its own: ``position`` mixed into the seed. -1 ends it."""
+
+    level: int
+    seed: int
+    position: int
+
+
+class Exit(Message, frozen=True):
+    pass
+
+
+Order = (
+    Define
+    | Batch
+    | Learn
+    | LearnBackward
+    | Place
+    | Fetch
+    | CallAndFetch
+    | Poison
+    | Retain
+    | Seed
+    | Vary
+    | Exit
+)
+
+
+# --- control, kernel to a worker's reader thread: heard while an op runs
+
+
+class Interrupt(Message, frozen=True):
+    """Stop what runs, and drop every batch up to ``batch`` and every call up to ``ident``."""
+
+    batch: int
+    ident: int
+
+
+class DebugReply(Message, frozen=True):
+    """A line for the debugger; None ends its input. ``declined``: nobody can answer, go on without it."""
+
+    session: int
+    number: int
+    line: str | None
+    declined: bool = False
+
+
+Control = Interrupt | DebugReply
+
+
+# --- reports, worker to kernel
+
+
+class Done(Message, frozen=True):
+    """Every op up to this batch has run here. ``poisoned``: refs that hold a failure since the last Done."""
+
+    batch: int
+    poisoned: list[int]
+
+
+class OpFailed(Message, frozen=True):
+    """Op ``position`` (counted in ops) of a batch failed here; its outputs are marked."""
+
+    batch: int
+    position: int
+    failure: Failure
+    outputs: list[int]
+
+
+class Learned(Message, frozen=True):
+    """What a call gave. Python values of the result are pickled, one frame each, in the order of ``tree``.
+
+    ``aliases[i]``: shares storage with input k (k >= 0) or output -2-k (k <= -2); -1: neither.
+    """
+
+    ident: int
+    tree: list
+    outputs: list[TensorMeta]
+    keeps: list[int]
+    aliases: list[int]
+    after: list[tuple[int, TensorMeta]]
+    mutated: list[int]
+    dynamic: bool
+    random: bool
+
+
+class BackwardLearned(Message, frozen=True):
+    """``touched``: ref of each leaf that got a gradient; ``fresh[i]``: it is a new tensor, kept under first_out - i."""
+
+    ident: int
+    touched: list[int]
+    fresh: list[bool]
+    grads: list[TensorMeta]
+
+
+class LearnFailed(Message, frozen=True):
+    ident: int
+    failure: Failure
+    dependent: bool = False  # an input had failed before
+
+
+class Fetched(Message, frozen=True):
+    """The values, pickled in the frames."""
+
+    ident: int
+
+
+class FetchFailed(Message, frozen=True):
+    ident: int
+    failure: Failure
+    dependent: bool = False
+
+
+class Output(Message, frozen=True):
+    """What user code printed."""
+
+    cell: int
+    stream: str
+    text: str
+
+
+class DebugRead(Message, frozen=True):
+    """A debugger waits for a line. Answered by DebugReply with the same numbers."""
+
+    session: int
+    number: int
+    text: str
+    prompt: str
+
+
+class DebugEnded(Message, frozen=True):
+    session: int
+    text: str
+
+
+class Crashed(Message, frozen=True):
+    """The worker's own loop met a bug of ours and goes on."""
+
+    text: str
+
+
+Report = (
+    Done
+    | OpFailed
+    | Learned
+    | BackwardLearned
+    | LearnFailed
+    | Fetched
+    | FetchFailed
+    | Output
+    | DebugRead
+    | DebugEnded
+    | Crashed
+)

@@ -1,0 +1,235 @@
+"""Messages that start, watch and end processes: kernel, agent, zygote, and a worker's first words.
+
+Each peer proves itself first: AgentHello or WorkerHello to the kernel, Welcome back, all with the mesh's key.
+Nothing else from a peer is read before that. The key travels in AgentSpec, ZygoteSpec's pair and WorkerSpec only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+# --- kernel to any peer, after its hello
+
+
+class Welcome(Message, frozen=True):
+    """First message on each socket a peer reads: it comes from the kernel that made the mesh."""
+
+    key: bytes
+
+
+# --- kernel to agent
+
+
+class LaunchWorker(Message, frozen=True):
+    """Fork one worker from the zygote. Answered once, by ProcessStarted or ProcessNotStarted."""
+
+    process: int  # the supervisor's number for it, never reused in a mesh
+    rank: int
+    local_rank: int
+    env: dict[str, str]  # added to the zygote's environment
+    stdout_path: str
+    stderr_path: str
+    host: str = "0"
+    local_world_size: int = 1
+
+
+class SignalProcess(Message, frozen=True):
+    """Send a signal to a process (its whole process group where ``group``). Unknown or ended: ignored."""
+
+    process: int
+    signal: int
+    group: bool = False
+
+
+class StopAgent(Message, frozen=True):
+    """End every process (SIGTERM, then SIGKILL after ``grace_s``), remove the directory, exit.
+
+    Answered by AgentStopped when none is left.
+    """
+
+    grace_s: float
+
+
+# --- agent to kernel
+
+
+class AgentHello(Message, frozen=True):
+    """First message of an agent."""
+
+    key: bytes
+    host: str
+    pid: int
+    python: str
+    version: str  # of monarch_lab
+
+
+class ZygoteReady(Message, frozen=True):
+    """torch is imported: forks are quick from now on."""
+
+    pid: int
+    torch: str
+    seconds: float
+
+
+class ZygoteFailed(Message, frozen=True):
+    """The zygote ended before it was ready; ``text`` is what it printed last."""
+
+    text: str
+
+
+class ProcessStarted(Message, frozen=True):
+    process: int
+    pid: int
+
+
+class ProcessNotStarted(Message, frozen=True):
+    process: int
+    text: str
+
+
+class ProcessExited(Message, frozen=True):
+    """A process ended: ``code`` >= 0 is its exit code, < 0 the signal. ``last_lines`` are the end of its stderr."""
+
+    process: int
+    pid: int
+    code: int
+    out_of_memory: bool = False
+    last_lines: str = ""
+
+
+class ProcessUsage(msgspec.Struct, frozen=True):
+    process: int
+    rss_bytes: int
+    cpu_s: float
+    state: str  # the letter of /proc/PID/stat
+
+
+class Beat(Message, frozen=True):
+    """Once a second: the agent is alive, and what its processes use."""
+
+    number: int
+    usage: list[ProcessUsage]
+
+
+class AgentStopped(Message, frozen=True):
+    pass
+
+
+ToAgent = Welcome | LaunchWorker | SignalProcess | StopAgent
+FromAgent = (
+    AgentHello | ZygoteReady | ZygoteFailed | ProcessStarted | ProcessNotStarted | ProcessExited | Beat | AgentStopped
+)
+
+
+# --- worker to kernel
+
+
+class WorkerHello(Message, frozen=True):
+    """First message of a worker's report socket. Answered by a Welcome on each of its two subscriptions."""
+
+    key: bytes
+    process: int
+    rank: int
+    pid: int
+    torch: str
+
+
+# --- kernel to agent, once, over the agent's stdin
+
+
+class AgentSpec(msgspec.Struct, frozen=True):
+    """All an agent needs to begin. ``*_fd`` are numbers of inherited descriptors, -1 where the platform has none."""
+
+    key: bytes
+    mark: str  # value of config.MARK_VARIABLE for every process below the agent
+    mesh: str
+    kernel_pid: int
+    kernel_fd: int  # a pidfd of the kernel
+    lifeline_fd: int  # held by agent and guard alone: end of file tells the kernel that both are gone
+    directory: str
+    orders: str
+    reports: str
+    rendezvous: str
+    world_size: int
+    device: str
+    seed: int
+    environ: dict[str, str]  # whole environment of the zygote, the mark apart
+    python_path: list[str]
+    cwd: str
+    preload: list[str]
+    worker_module: str
+    beat_s: float
+    stop_grace_s: float
+    worker_hello_s: float
+    linger_s: float
+
+
+# --- agent to zygote and back, over their socket pair (length-prefixed)
+
+
+class ZygoteSpec(Message, frozen=True):
+    """First message to the zygote: what to import. Answered by Ready, or by its end."""
+
+    agent_pid: int
+    python_path: list[str]
+    preload: list[str]
+    worker_module: str
+
+
+class ForkWorker(Message, frozen=True):
+    """Fork; the child becomes the agent's own child. ``spec`` is a WorkerSpec, encoded."""
+
+    process: int
+    spec: bytes
+
+
+class Forked(Message, frozen=True):
+    process: int
+    pid: int
+
+
+class ForkFailed(Message, frozen=True):
+    process: int
+    text: str
+
+
+class Ready(Message, frozen=True):
+    torch: str
+    seconds: float
+
+
+ToZygote = ZygoteSpec | ForkWorker
+FromZygote = Forked | ForkFailed | Ready
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """All a worker needs to begin. Reaches it over the zygote's socket pair, never by argv or environment."""
+
+    mesh: str
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    host: str
+    device: str  # "cpu" or "cuda"
+    key: bytes
+    agent_pid: int
+    kernel_pid: int
+    orders: str  # addresses of the kernel's sockets
+    reports: str
+    rendezvous: str  # a directory of the mesh's own, for process groups
+    seed: int
+    env: dict[str, str]
+    stdout_path: str
+    stderr_path: str
+    python_path: list[str]
+    cwd: str
+    process: int = 0  # the supervisor's number for it: names its report socket
+    worker_module: str = "monarch_lab.worker.main"
+    hello_s: float = 150.0  # how long it waits for the kernel's Welcome
+    linger_s: float = 1.0  # how long its last reports may take to leave when it closes

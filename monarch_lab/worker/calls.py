@@ -1,0 +1,159 @@
+"""Entries made into code: one generated function for each, which calls, checks its prediction and stores.
+
+The check is rule 3 of docs/torch_rules: shape, stride, dtype, requires_grad and identity of every output are
+compared with what the controller was told, and a difference is an error that names the op and both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monarch_lab.tensors.meta import describe, dtype_named
+from monarch_lab.tensors.template import CallTree, Source
+from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
+from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
+
+OpFunction = Callable[[dict[int, Any], list[int], int, list[Any]], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    definition: TemplateDef
+    function: Callable[..., Any]
+    tree: CallTree
+    invoke: Callable[..., Any]  # (inputs, numbers) -> result
+    by_value: bool  # a user's function: may not touch a failed input
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    definition: EntryDef
+    template: Template
+    run: OpFunction
+    fresh: tuple[int, ...]  # outputs that get a ref
+    width: int  # integers of the op in the stream
+
+    def output_refs(self, code: list[int], i: int) -> list[int]:
+        return code[i + self.width - len(self.fresh) : i + self.width]
+
+    def input_refs(self, code: list[int], i: int) -> list[int]:
+        return code[i + 1 : i + 1 + self.template.definition.inputs]
+
+
+def _compile(name: str, lines: list[str], namespace: dict[str, Any]) -> Callable[..., Any]:
+    exec(compile("\n".join(lines), "<monarch_lab call>", "exec"), namespace)
+    return namespace[name]
+
+
+def make_template(definition: TemplateDef, function: Callable[..., Any], tree: CallTree) -> Template:
+    source = Source()
+    expression = source.call(function, tree)
+    lines = ["def invoke(inputs, numbers):"]
+    if definition.inputs:
+        lines.append("    " + "".join(f"t{k}, " for k in range(definition.inputs)) + "= inputs")
+    if definition.numbers:
+        lines.append("    " + "".join(f"n{k}, " for k in range(definition.numbers)) + "= numbers")
+    lines.append(f"    return {expression}")
+    by_value = definition.function.startswith("payload:")
+    return Template(definition, function, tree, _compile("invoke", lines, dict(source.names)), by_value)
+
+
+def refuse_failed(*inputs: Any) -> None:
+    for value in inputs:
+        if type(value) is Failed:
+            raise DependentOnError(value.failure)
+
+
+def make_entry(definition: EntryDef, template: Template, rank: int, arm: Callable[[torch.Tensor, int], None]) -> Entry:
+    """``arm(leaf, ref)`` is called for each new leaf that requires grad."""
+    source = Source()
+    inputs, numbers = template.definition.inputs, template.definition.numbers
+    lines = ["def op(cells, code, i, numbers):"]
+    for k in range(inputs):
+        lines.append(f"    t{k} = cells[code[i + {1 + k}]]")
+    for k in range(numbers):
+        lines.append(f"    n{k} = numbers[code[i + {1 + inputs + k}]]")
+    if template.by_value and inputs:
+        source.names["refuse_failed"] = refuse_failed
+        lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
+    lines.append(f"    r = {source.call(template.function, template.tree)}")
+    checks: list[str] = []
+    names: dict[int, str] = {}
+    _unpack(definition.tree, "r", names, checks)
+    fresh, position, stores = [], 1 + inputs + numbers, []
+    for k, keep in enumerate(definition.keeps):
+        name = names[k]
+        if keep == -1:
+            checks += _differs(name, definition.outputs[k], source)
+            checks += [f"{name} is t{j}" for j in range(inputs)]
+            stores.append(f"    cells[code[i + {position}]] = {name}")
+            if definition.outputs[k].requires_grad and definition.outputs[k].is_leaf:
+                source.names["arm"] = arm
+                stores.append(f"    arm({name}, code[i + {position}])")
+            fresh.append(k)
+            position += 1
+        elif keep >= 0:
+            checks.append(f"{name} is not t{keep}")
+        else:
+            checks.append(f"{name} is not {names[-2 - keep]}")
+    for k, meta in definition.after:
+        checks += _differs(f"t{k}", meta, source)
+        if meta.requires_grad and meta.is_leaf:
+            source.names["arm"] = arm
+            stores.append(f"    arm(t{k}, code[i + {1 + k}])")
+    source.names["wrong"] = lambda result: _wrong(definition, template, rank, result)
+    if checks:
+        lines.append("    try:")
+        lines.append("        bad = " + " or ".join(checks))
+        lines.append("    except (AttributeError, TypeError, IndexError, KeyError, RuntimeError):")
+        lines.append("        bad = True")
+        lines.append("    if bad: wrong(r)")
+    lines += stores
+    lines.append(f"    return i + {position}")
+    return Entry(definition, template, _compile("op", lines, source.names), tuple(fresh), position)  # type: ignore[arg-type]
+
+
+def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> None:
+    match tree:
+        case ["t", index]:
+            names[index] = path
+        case ["s", _, children]:
+            checks.append(f"len({path}) != {len(children)}")
+            for k, child in enumerate(children):
+                _unpack(child, f"{path}[{k}]", names, checks)
+        case ["d", keys, children]:
+            for key, child in zip(keys, children, strict=True):
+                _unpack(child, f"{path}[{key!r}]", names, checks)
+        case ["n"]:
+            checks.append(f"{path} is not None")
+        case _:
+            raise PredictionError(f"a result of this structure has no entry: {tree!r}", 0)
+
+
+def _differs(name: str, meta: TensorMeta, source: Source) -> list[str]:
+    size, dtype = source.constant(torch.Size(meta.shape)), source.constant(dtype_named(meta.dtype))
+    checks = [f"{name}.shape != {size}", f"{name}.dtype is not {dtype}"]
+    if meta.layout == "strided":
+        checks.append(f"{name}.stride() != {meta.stride!r}")
+    checks.append(f"{name}.requires_grad is not {meta.requires_grad}")
+    return checks
+
+
+def _wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
+    from monarch_lab.worker.learning import tensors_of
+
+    def text(meta: TensorMeta) -> str:
+        grad = ", requires_grad" if meta.requires_grad else ""
+        return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"
+
+    got = ", ".join(text(describe(t)) for t in tensors_of(result)) or repr(result)[:100]
+    told = ", ".join(text(m) for m in definition.outputs)
+    raise PredictionError(
+        f"{template.definition.function} gave {got} on rank {rank}, where the same kind of call gave {told} before; "
+        "what was learned is dropped, so running the cell again is right",
+        definition.entry,
+    )

@@ -1,0 +1,355 @@
+"""Cells (ref -> value) and the op stream. Runs on: the worker's main thread.
+
+A failing op marks its outputs and is reported; ops that read a mark set theirs and are not reported. An interrupt
+drops the rest of the batch and every later batch that was already sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from monarch_lab.errors import ProtocolError
+from monarch_lab.tensors import ambient, naming, payload
+from monarch_lab.tensors.meta import describe
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
+from monarch_lab.worker import backward, calls, learning
+from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
+from monarch_lab.worker.failures import describe as describe_error
+
+Frames = Sequence[bytes | memoryview]
+INTERRUPTED = Failure("KeyboardInterrupt", "interrupted before it ran", [], interrupted=True)
+
+
+class Engine:
+    """``report(message, frames)`` sends to the kernel."""
+
+    def __init__(self, rank: int, report: Callable[..., None]) -> None:
+        self.rank = rank
+        self.cells: dict[int, Any] = {}
+        self.meshes: dict[int, wire.MeshDef] = {}
+        self.cell = 0
+        self.interruptible = False  # the SIGINT handler raises only while this is set
+        self.dropped_batch = -1  # set by the reader thread: batches and calls up to these are dropped
+        self.dropped_ident = -1
+        self._report = report
+        self._payloads: dict[int, Any] = {}
+        self._templates: dict[int, calls.Template] = {}
+        self._entries: dict[int, calls.Entry] = {}
+        self._ambients: dict[int, dict[str, Any]] = {}
+        self._plans: dict[int, wire.BackwardDef] = {}
+        self._applied = ambient.Applied()
+        self._ambient = 0
+        self._poisoned: set[int] = set()
+        self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
+        self.retained: dict[int, Any] = {}
+        self._table: list[calls.OpFunction] = [self._unknown] * FIRST_ENTRY
+        self._table[Op.DELETE] = self._delete
+        self._table[Op.AMBIENT] = self._set_ambient
+        self._table[Op.SET_GRAD] = self._set_grad
+        self._table[Op.BACKWARD] = self._backward
+        # Instructions are no ops: a failure's position counts ops alone.
+        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3}
+
+    # --- definitions
+
+    def define(self, order: wire.Define, frames: Frames) -> None:
+        rest = list(frames)
+        for definition in order.definitions:
+            match definition:
+                case wire.TemplateDef():
+                    tree = payload.unpack(rest.pop(0))
+                    function = naming.resolve(definition.function, self._payloads)
+                    self._templates[definition.template] = calls.make_template(definition, function, tree)
+                case wire.EntryDef():
+                    self._define_entry(definition)
+                case wire.AmbientDef():
+                    self._ambients[definition.ambient] = definition.values
+                case wire.PayloadDef():
+                    payload.remember_sources(definition.sources)
+                    taken, rest = rest[: definition.frames], rest[definition.frames :]
+                    if taken:  # without frames: sources alone
+                        self._payloads[definition.payload] = self._open(taken)
+                case wire.MeshDef():
+                    self.meshes[definition.mesh] = definition
+                case wire.BackwardDef():
+                    self._plans[definition.plan] = definition
+
+    def _open(self, frames: Frames) -> Any:
+        try:
+            return payload.loads(frames)
+        except Exception as e:
+            failure = e  # the call that uses it fails with the reason, at the user's line
+
+            def unopened(*args: Any, **kwargs: Any) -> Any:
+                raise failure
+
+            return unopened
+
+    def _define_entry(self, definition: wire.EntryDef) -> None:
+        template = self._templates[definition.template]
+        entry = calls.make_entry(definition, template, self.rank, self.arm)
+        while len(self._table) <= definition.entry:
+            self._table.append(self._unknown)
+        self._table[definition.entry] = entry.run
+        self._entries[definition.entry] = entry
+
+    def arm(self, leaf: torch.Tensor, ref: int) -> None:
+        """Let a leaf say when a backward pass has accumulated into it."""
+        if getattr(leaf, "_monarch_ref", None) != ref:
+            leaf._monarch_ref = ref  # type: ignore[attr-defined]
+            touched = self.touched
+            leaf.register_post_accumulate_grad_hook(lambda _: touched.append(ref))
+
+    # --- batches
+
+    def run_batch(self, batch: wire.Batch) -> None:
+        self.cell = batch.cell
+        code, numbers, cells, table = batch.code, batch.numbers, self.cells, self._table
+        i, end = 0, len(code)
+        if batch.number <= self.dropped_batch:
+            self._drop(code, 0)
+            i = end
+        while i < end:
+            try:
+                self.interruptible = True
+                while i < end:
+                    i = table[code[i]](cells, code, i, numbers)
+                self.interruptible = False
+            except KeyboardInterrupt as e:
+                self.interruptible = False
+                i = self._failed(batch, i, e)
+                self._drop(code, i)
+                i = end
+            except BaseException as e:
+                self.interruptible = False
+                i = self._failed(batch, i, e)
+        if batch.report:
+            poisoned = sorted(self._poisoned)
+            self._poisoned.clear()
+            self._report(wire.Done(batch.number, poisoned))
+
+    def _width_at(self, code: list[int], i: int) -> int:
+        number = code[i]
+        if number >= FIRST_ENTRY:
+            return self._entries[number].width
+        if number == Op.BACKWARD:
+            return backward.width(self._plans[code[i + 1]])
+        return self._width[Op(number)]
+
+    def _position(self, code: list[int], i: int) -> int:
+        position = j = 0
+        while j < i:
+            position += code[j] >= FIRST_ENTRY or code[j] in (Op.SET_GRAD, Op.BACKWARD)
+            j += self._width_at(code, j)
+        return position
+
+    def _outputs_at(self, code: list[int], i: int) -> list[int]:
+        number = code[i]
+        if number >= FIRST_ENTRY:
+            return self._entries[number].output_refs(code, i)
+        if number == Op.BACKWARD:
+            return [ref for ref in backward.gradient_refs(self._plans[code[i + 1]], code, i) if ref]
+        return []
+
+    def _failed(self, batch: wire.Batch, i: int, error: BaseException) -> int:
+        """Marks the outputs of the op at ``i``; returns the next op's place."""
+        code = batch.code
+        after = i + self._width_at(code, i)
+        outputs = self._outputs_at(code, i)
+        dependent = error if isinstance(error, DependentOnError) else self._marked_input(code, i)
+        if dependent is not None:
+            failure = dependent.failure
+            self._take_part(code, i)
+        else:
+            failure = describe_error(error)
+            position = self._position(code, i)
+            self._report(wire.OpFailed(batch.number, position, failure, outputs))
+        self.mark(outputs, failure)
+        return after
+
+    def _marked_input(self, code: list[int], i: int) -> DependentOnError | None:
+        if code[i] < FIRST_ENTRY:
+            return None
+        for ref in self._entries[code[i]].input_refs(code, i):
+            value = self.cells.get(ref)
+            if type(value) is Failed:
+                return DependentOnError(value.failure)
+        return None
+
+    def _take_part(self, code: list[int], i: int) -> None:
+        if code[i] >= FIRST_ENTRY and self._entries[code[i]].template.definition.collective:
+            entry = self._entries[code[i]]
+            zeros = [_zeros(meta) for meta in entry.definition.inputs]
+            with torch.no_grad():
+                entry.template.invoke(zeros, [0.0] * entry.template.definition.numbers)
+
+    def mark(self, refs: Sequence[int], failure: Failure) -> None:
+        for ref in refs:
+            self.cells[ref] = Failed(failure)
+        self._poisoned.update(refs)
+
+    def _drop(self, code: list[int], i: int) -> None:
+        """Skip ops that were sent and shall not run; what they delete and the state they set still counts."""
+        end = len(code)
+        while i < end:
+            number = code[i]
+            if number in (Op.DELETE, Op.AMBIENT):
+                i = self._table[number](self.cells, code, i, [])
+                continue
+            self.mark(self._outputs_at(code, i), INTERRUPTED)
+            i += self._width_at(code, i)
+
+    # --- instructions
+
+    def _unknown(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        raise ProtocolError(f"entry {code[i]} was never defined")
+
+    def _delete(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        cells.pop(code[i + 1], None)
+        return i + 2
+
+    def _set_ambient(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        self.set_ambient(code[i + 1])
+        return i + 2
+
+    def set_ambient(self, number: int) -> None:
+        if number != self._ambient:
+            self._applied.apply(self._ambients[number])
+            self._ambient = number
+
+    def _set_grad(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        target, gradient = cells[code[i + 1]], cells[code[i + 2]] if code[i + 2] else None
+        calls.refuse_failed(target, gradient)
+        target.grad = gradient
+        return i + 3
+
+    def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        return backward.replay(self, self._plans[code[i + 1]], code, i)
+
+    # --- calls that answer
+
+    def learn(self, order: wire.Learn) -> None:
+        template = self._templates[order.template]
+        try:
+            inputs = self._begin(order.ident, order.cell, order.ambient, order.inputs)
+        except DependentOnError as e:
+            if template.definition.collective:
+                self._learn_with_zeros(order, template)
+            self._report(wire.LearnFailed(order.ident, e.failure, dependent=True))
+            return
+        except KeyboardInterrupt as e:
+            self._report(wire.LearnFailed(order.ident, describe_error(e)))
+            return
+        try:
+            self.interruptible = True
+            answer, tensors, values = learning.learn(order.ident, template.invoke, inputs, order.numbers)
+            self.interruptible = False
+            frames = [payload.pack(v)[0] for v in values]
+        except BaseException as e:
+            self.interruptible = False
+            self._report(wire.LearnFailed(order.ident, describe_error(e)))
+            return
+        for k, (tensor, keep) in enumerate(zip(tensors, answer.keeps, strict=True)):
+            if keep == -1:
+                self.cells[order.first_out - k] = tensor
+                if tensor.requires_grad and tensor.is_leaf:
+                    self.arm(tensor, order.first_out - k)
+        for k, meta in answer.after:
+            if meta.requires_grad and meta.is_leaf:
+                self.arm(inputs[k], order.inputs[k])
+        self._report(answer, frames)
+
+    def _learn_with_zeros(self, order: wire.Learn, template: calls.Template) -> None:
+        with torch.no_grad():
+            template.invoke([_zeros(m) for m in order.inputs_meta], order.numbers)
+
+    def _begin(self, ident: int, cell: int, ambient_number: int, refs: Sequence[int]) -> list[Any]:
+        self.cell = cell
+        if ident <= self.dropped_ident:
+            raise KeyboardInterrupt("interrupted before it ran")
+        self.set_ambient(ambient_number)
+        inputs = [self.cells[ref] for ref in refs]
+        calls.refuse_failed(*inputs)
+        return inputs
+
+    def learn_backward(self, order: wire.LearnBackward) -> None:
+        try:
+            roots = self._begin(order.ident, order.cell, order.ambient, order.roots)
+            self.interruptible = True
+            answer = backward.learn(self, order, roots)
+            self.interruptible = False
+        except BaseException as e:
+            self.interruptible = False
+            dependent = isinstance(e, DependentOnError)
+            failure = e.failure if isinstance(e, DependentOnError) else describe_error(e)
+            self._report(wire.LearnFailed(order.ident, failure, dependent=dependent))
+            return
+        self._report(answer)
+
+    def place(self, order: wire.Place, frames: Frames) -> None:
+        for ref, tensor in zip(order.refs, payload.loads(frames), strict=True):
+            self.cells[ref] = tensor
+            if tensor.requires_grad and tensor.is_leaf:
+                self.arm(tensor, ref)
+
+    def fetch(self, order: wire.Fetch) -> None:
+        try:
+            values = [self.cells[ref] for ref in order.refs]
+            calls.refuse_failed(*values)
+            frames, _ = payload.dumps([_portable(v) for v in values])
+        except BaseException as e:
+            self._fetch_failed(order.ident, e)
+            return
+        self._report(wire.Fetched(order.ident), frames)
+
+    def call_and_fetch(self, order: wire.CallAndFetch) -> None:
+        template = self._templates[order.template]
+        try:
+            inputs = self._begin(order.ident, order.cell, order.ambient, order.inputs)
+            self.interruptible = True
+            result = template.invoke(inputs, order.numbers)
+            self.interruptible = False
+            frames, _ = payload.dumps(torch.utils._pytree.tree_map(_portable, result))
+        except BaseException as e:
+            self.interruptible = False
+            self._fetch_failed(order.ident, e)
+            return
+        self._report(wire.Fetched(order.ident), frames)
+
+    def _fetch_failed(self, ident: int, error: BaseException) -> None:
+        dependent = isinstance(error, DependentOnError)
+        failure = error.failure if isinstance(error, DependentOnError) else describe_error(error)
+        self._report(wire.FetchFailed(ident, failure, dependent=dependent))
+
+    def retain(self, ref: int) -> None:
+        tensor = self.cells.get(ref)
+        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+            tensor.retain_grad()
+            self.retained[ref] = tensor
+
+    def check_gradient(self, gradient: torch.Tensor, told: wire.TensorMeta) -> None:
+        got = describe(gradient)
+        if (got.shape, got.dtype, got.layout) != (told.shape, told.dtype, told.layout):
+            raise PredictionError(f"a gradient of {got.shape} {got.dtype} came where {told.shape} {told.dtype} did", 0)
+
+
+def _zeros(meta: wire.TensorMeta) -> torch.Tensor:
+    from monarch_lab.tensors.meta import dtype_named
+
+    return torch.zeros(meta.shape, dtype=dtype_named(meta.dtype), device=meta.device)
+
+
+def _portable(value: Any) -> Any:
+    """A tensor on the CPU, without its graph and, where it is a part of a larger storage, without the rest."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    if value.is_conj():
+        value = value.resolve_conj()
+    if value.is_neg():
+        value = value.resolve_neg()
+    return value.cpu()

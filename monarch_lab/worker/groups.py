@@ -1,0 +1,87 @@
+"""Process groups along mesh dims, formed at first use, at the same place of the op stream on every member.
+
+gloo over the loopback interface, with a rendezvous file in the mesh's own directory: no store listens anywhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from monarch_lab.errors import InternalError
+from monarch_lab.wire.engine import MeshDef
+
+_TIMEOUT = datetime.timedelta(minutes=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks that differ from this one only along the group's dims. ``backend`` is None where it is alone."""
+
+    ranks: tuple[int, ...]
+    position: int
+    backend: Any
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+def members(mesh: MeshDef, dims: tuple[str, ...], rank: int) -> tuple[tuple[int, ...], int]:
+    """(ranks along ``dims`` through ``rank``, in row-major order of ``dims`` as given; this rank's position)."""
+    strides = [math.prod(mesh.sizes[k + 1 :]) for k in range(len(mesh.sizes))]
+    here = mesh.ranks.index(rank)
+    axes = [mesh.names.index(d) for d in dims]
+    base = here - sum((here // strides[a] % mesh.sizes[a]) * strides[a] for a in axes)
+    places = [
+        base + sum(c * strides[a] for c, a in zip(at, axes, strict=True))
+        for at in itertools.product(*(range(mesh.sizes[a]) for a in axes))
+    ]
+    return tuple(mesh.ranks[p] for p in places), places.index(here)
+
+
+class Groups:
+    def __init__(self, rank: int, directory: str, meshes: dict[int, MeshDef]) -> None:
+        self._rank = rank
+        self._directory = directory
+        self._meshes = meshes
+        self._groups: dict[tuple[int, tuple[str, ...]], Group] = {}
+        self._backends: dict[tuple[int, ...], Any] = {}
+
+    def along(self, mesh: int, dims: tuple[str, ...]) -> Group:
+        found = self._groups.get((mesh, dims))
+        if found is None:
+            ranks, position = members(self._meshes[mesh], dims, self._rank)
+            found = Group(ranks, position, self._backend(ranks, position))
+            self._groups[mesh, dims] = found
+        return found
+
+    def _backend(self, ranks: tuple[int, ...], position: int) -> Any:
+        if len(ranks) == 1:
+            return None
+        if ranks not in self._backends:
+            import torch.distributed as dist
+
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # torch's own sockets have no encryption: never leave the host
+            path = os.path.join(self._directory, "group-" + "-".join(map(str, ranks)))
+            store = dist.PrefixStore("gloo", dist.FileStore(path, len(ranks)))
+            self._backends[ranks] = dist.ProcessGroupGloo(store, position, len(ranks), _TIMEOUT)
+        return self._backends[ranks]
+
+
+_current: Groups | None = None
+
+
+def install(groups: Groups) -> None:
+    global _current
+    _current = groups
+
+
+def current() -> Groups:
+    if _current is None:
+        raise InternalError("a collective outside a worker")
+    return _current

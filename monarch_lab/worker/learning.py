@@ -1,0 +1,146 @@
+"""A first run, described for the controller: what came out, what aliases what, what was written.
+
+Also tells whether the answer may be believed again (rule 2): an aten op under the call that is tagged as data
+dependent or dynamic in shape, a layout other than strided, or a Python value in the result make it ``dynamic``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from monarch_lab.tensors.meta import describe
+from monarch_lab.wire.engine import Learned, TensorMeta
+
+_DYNAMIC_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+# Their result's shape hangs on values although no tag says so.
+_UNTAGGED = {
+    "aten::_indices",
+    "aten::indices",
+    "aten::_values",
+    "aten::values",
+    "aten::coalesce",
+    "aten::_coalesce",
+    "aten::_pack_padded_sequence",
+    "aten::crow_indices",
+    "aten::col_indices",
+    "aten::ccol_indices",
+    "aten::row_indices",
+    "aten::resize_",
+    "aten::set_",
+}
+_MASKS = (torch.bool, torch.uint8)
+
+
+class Watch(TorchDispatchMode):
+    """Sees the aten ops of a call: is any of them dynamic, does any draw random numbers?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dynamic = False
+        self.random = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tags = func.tags
+        name = func._schema.name
+        if torch.Tag.nondeterministic_seeded in tags:
+            self.random = True
+        if name in _UNTAGGED:
+            # resize_ and set_ with shapes from the caller's integers are in the key; only aliasing tricks are not.
+            self.dynamic = self.dynamic or name not in ("aten::resize_", "aten::set_")
+        elif not self.dynamic and not _DYNAMIC_TAGS.isdisjoint(tags):
+            if name in ("aten::index", "aten::_unsafe_index"):
+                self.dynamic = any(i is not None and i.dtype in _MASKS for i in args[1])
+            else:
+                self.dynamic = True
+        return func(*args, **(kwargs or {}))
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    structure(result, found, [])
+    return found
+
+
+def structure(result: Any, tensors: list[torch.Tensor], values: list[Any]) -> list:
+    """The result as plain data: ["t", i] a tensor, ["n"] None, ["s", kind, children] a sequence, ["d", keys, children]
+    a dict, ["p", i] any other Python value."""
+    if isinstance(result, torch.Tensor):
+        tensors.append(result)
+        return ["t", len(tensors) - 1]
+    if result is None:
+        return ["n"]
+    kind = type(result)
+    if isinstance(result, (list, tuple)):
+        if kind in (list, tuple, torch.Size):
+            name = kind.__name__
+        elif kind.__module__ == "torch.return_types":
+            name = "torch.return_types." + kind.__name__
+        else:
+            name = ""
+        if name and name != "Size":
+            return ["s", name, [structure(x, tensors, values) for x in result]]
+    if kind is dict and all(type(k) is str for k in result):
+        return ["d", list(result), [structure(v, tensors, values) for v in result.values()]]
+    values.append(result)
+    return ["p", len(values) - 1]
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None  # sparse and other layouts without one storage
+
+
+def _version(tensor: torch.Tensor) -> int:
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1  # inference tensors keep no count
+
+
+def learn(
+    ident: int, invoke: Callable[..., Any], inputs: list[Any], numbers: list[Any]
+) -> tuple[Learned, list[torch.Tensor], list[Any]]:
+    """Runs the call. Returns the answer, the tensors of the result in its order, and its Python values."""
+    before: list[TensorMeta] = [describe(t) for t in inputs]
+    versions = [_version(t) for t in inputs]
+    with Watch() as watch:
+        result = invoke(inputs, numbers)
+    tensors: list[torch.Tensor] = []
+    values: list[Any] = []
+    tree = structure(result, tensors, values)
+    keeps, aliases = [], []
+    input_storage = [_storage(t) for t in inputs]
+    for k, tensor in enumerate(tensors):
+        keep = next((j for j, t in enumerate(inputs) if t is tensor), None)
+        if keep is None:
+            keep = next((-2 - j for j in range(k) if tensors[j] is tensor), -1)
+        storage = _storage(tensor)
+        alias = -1
+        if storage is not None:
+            alias = next((j for j, s in enumerate(input_storage) if s == storage), -1)
+            if alias == -1:
+                alias = next((-2 - j for j in range(k) if _storage(tensors[j]) == storage), -1)
+        keeps.append(keep)
+        aliases.append(alias)
+    metas = [describe(t) for t in tensors]
+    after = [(k, meta) for k, t in enumerate(inputs) if (meta := describe(t)) != before[k]]
+    mutated = [k for k, t in enumerate(inputs) if versions[k] != _version(t)]
+    odd = any(m.layout != "strided" for m in (*before, *metas))
+    answer = Learned(
+        ident=ident,
+        tree=tree,
+        outputs=metas,
+        keeps=keeps,
+        aliases=aliases,
+        after=after,
+        mutated=mutated,
+        dynamic=watch.dynamic or odd or bool(values),
+        random=watch.random,
+    )
+    return answer, tensors, values

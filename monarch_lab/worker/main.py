@@ -1,0 +1,137 @@
+"""The worker's loop: orders in, reports out, in order, until Exit.
+
+Runs on: the main thread; the reader thread (control messages: interrupts and debugger lines) only rings it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import torch
+import torch.distributed  # noqa: F401  in the zygote, so that a worker's first group forms quickly
+
+from monarch_lab.tensors import payload  # noqa: F401
+from monarch_lab.transport.worker_link import WorkerLink
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.supervision import WorkerSpec
+from monarch_lab.worker import groups
+from monarch_lab.worker.debugger import Debugger
+from monarch_lab.worker.engine import Engine
+from monarch_lab.worker.output import CellStream, Flusher
+from monarch_lab.worker.randomness import Randomness
+
+_orders = Decoder(wire.Order)
+_controls = Decoder(wire.Control)
+
+
+class Worker:
+    def __init__(self, spec: WorkerSpec, link: WorkerLink) -> None:
+        self._link = link
+        self._rank = spec.rank
+        self.engine = Engine(spec.rank, self.report)
+        self._randomness = Randomness()
+        self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
+        self._flusher = Flusher(self._streams)
+        self._debugger = Debugger(self.report, self._flush)
+        self._cell_of_thread = threading.get_ident()
+        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.meshes))
+
+    def report(self, message: Any, frames: Any = ()) -> None:
+        if isinstance(message, (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed)):
+            self._flush()  # what was printed arrives before the answer that ends the cell
+        self._link.send(encode(message), frames)
+
+    def _output(self, stream: str, text: str) -> None:
+        self._link.send(encode(wire.Output(self.engine.cell, stream, text)))
+
+    def _flush(self) -> None:
+        for stream in self._streams:
+            stream.flush()
+
+    def install(self) -> None:
+        sys.stdout, sys.stderr = self._streams  # type: ignore[assignment]
+        signal.signal(signal.SIGINT, self._on_sigint)
+        self._debugger.install()
+        self._flusher.start()
+        self._link.start_control(self._on_control)
+
+    def _on_sigint(self, number: int, frame: Any) -> None:
+        if self.engine.interruptible:
+            self.engine.interruptible = False
+            raise KeyboardInterrupt
+
+    def _on_control(self, header: bytes) -> None:
+        """Runs on: the reader thread."""
+        match _controls(header):
+            case wire.Interrupt(batch=batch, ident=ident):
+                self.engine.dropped_batch = max(self.engine.dropped_batch, batch)
+                self.engine.dropped_ident = max(self.engine.dropped_ident, ident)
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            case wire.DebugReply() as reply:
+                self._debugger.reply(reply)
+
+    def run(self) -> None:
+        while True:
+            header, *frames = self._link.receive()
+            try:
+                order = _orders(header)
+                if isinstance(order, wire.Exit):
+                    return
+                self._obey(order, frames)
+            except KeyboardInterrupt:
+                continue  # came too late for the op it was meant for
+            except BaseException:
+                self.report(wire.Crashed(traceback.format_exc()))
+
+    def _obey(self, order: Any, frames: list[Any]) -> None:
+        engine = self.engine
+        match order:
+            case wire.Batch():
+                engine.run_batch(order)
+            case wire.Define():
+                engine.define(order, frames)
+            case wire.Learn():
+                engine.learn(order)
+            case wire.LearnBackward():
+                engine.learn_backward(order)
+            case wire.Place():
+                engine.place(order, frames)
+            case wire.Fetch():
+                engine.fetch(order)
+            case wire.CallAndFetch():
+                engine.call_and_fetch(order)
+            case wire.Poison():
+                for ref in order.refs:
+                    engine.mark([ref], order.failure)
+            case wire.Retain():
+                engine.retain(order.ref)
+            case wire.Seed():
+                self._randomness.seed(order.seed)
+            case wire.Vary():
+                self._randomness.vary(order.level, order.seed, order.position)
+
+    def close(self) -> None:
+        self._flush()
+        self._flusher.stop()
+
+
+def run(spec: WorkerSpec) -> None:
+    """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(max(1, cores // max(1, spec.local_world_size)))
+    torch.manual_seed(spec.seed)
+    link = WorkerLink(spec)
+    worker = Worker(spec, link)
+    link.connect()
+    worker.install()
+    try:
+        worker.run()
+    finally:
+        worker.close()
+        link.close()

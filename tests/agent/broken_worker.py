@@ -1,0 +1,2 @@
+def run(spec: object) -> None:
+    raise RuntimeError("broken from the start")

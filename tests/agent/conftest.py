@@ -1,0 +1,3 @@
+from tests.supervisor.conftest import start_mesh
+
+__all__ = ["start_mesh"]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.shell import Shell
+
+
+def test_a_start_tells_its_stages_and_shows_the_card(shell: Shell) -> None:
+    shell.run("%mesh start -n 1")
+    assert shell.text == (
+        'mesh "mesh": starting the agent: done\n'
+        'mesh "mesh": importing torch: done\n'
+        'mesh "mesh": starting workers: done\n'
+        'mesh "mesh" · live · host=1 × gpu=1 · cpu · 1 worker\n'
+        "rank  worker  pid   state  memory  pending  current op\n"
+        "0     0.0     4000  idle           0\n"
+    )
+
+
+def test_options_reach_the_session(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import monarch_lab.session as session
+
+    seen = {}
+
+    def start_local(**options: object) -> object:
+        seen.update(options)
+        return start(**options)
+
+    start = session.start_local  # type: ignore[attr-defined]
+    monkeypatch.setattr(session, "start_local", start_local, raising=False)
+    shell.run("%mesh start --name a --hosts 2 --per-host 3 --cpu --env A=1 --env B=x=y")
+    seen.pop("on_progress")
+    assert seen == {
+        "name": "a",
+        "hosts": 2,
+        "gpus_per_host": 3,
+        "device": "cpu",
+        "env": {"A": "1", "B": "x=y"},
+    }
+
+
+def test_a_second_start_changes_nothing(started: Shell) -> None:
+    mesh = started.mesh()
+    started.run("%mesh start -n 4")
+    assert started.text == 'Mesh "mesh" is already running (2 workers): nothing was changed. %mesh stop ends it.\n'
+    assert started.mesh() is mesh
+
+
+def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None:
+    mesh = started.mesh()
+    mesh.die("worker 0.1 was killed by SIGKILL")
+    started.run("%mesh start")
+    assert started.text.startswith('Mesh "mesh" was dead (worker 0.1 was killed by SIGKILL): stopped it.\n')
+    assert mesh.state == "closed"
+    assert started.mesh().state == "live"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("%mesh strat", "UsageValueError: %mesh: unknown sub-command 'strat'; did you mean start?"),
+        (
+            "%mesh xyz",
+            "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt",
+        ),
+        ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
+        ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
+        ("%mesh start --hosts -1", "UsageValueError: %mesh start: --hosts: must be at least 1, not -1"),
+        ("%mesh start --hosts two", "UsageValueError: %mesh start: --hosts: 'two' is not a whole number"),
+        ("%mesh start --hosts", "UsageValueError: %mesh start: --hosts: expected one argument"),
+        ("%mesh start --env A", "UsageValueError: %mesh start: --env: 'A' is not KEY=VALUE"),
+        ("%mesh use", "UsageValueError: %mesh use: the following arguments are required: NAME"),
+        ("%mesh use mehs", "UsageKeyError: No mesh is named 'mehs'; did you mean mesh?"),
+        ("%mesh stop a b", "UsageValueError: %mesh stop: unknown argument 'b'; there is --help, --all"),
+        ("%mesh stop mesh --all", "UsageValueError: %mesh stop: a NAME or --all, not both"),
+        ("%mesh stop 'mesh", 'UsageValueError: %mesh: no closing quotation in "stop \'mesh"'),
+        ("%%mesh --nmae x\n1", "UsageValueError: %%mesh: unknown option '--nmae'; did you mean --name?"),
+        ("%%mesh --name x\n1", "UsageKeyError: No mesh is named 'x'; there is mesh"),
+    ],
+)
+def test_a_fault_is_one_sentence(started: Shell, line: str, sentence: str) -> None:
+    result = started.run(line)
+    assert started.text == sentence + "\n"
+    assert not result.success
+
+
+@pytest.mark.parametrize("line", ["%mesh", "%mesh list", "%mesh stop --all"])
+def test_without_a_mesh_the_next_step_is_said(shell: Shell, line: str) -> None:
+    shell.run(line)
+    assert shell.text == "No mesh is running: type %mesh start\n"
+
+
+@pytest.mark.parametrize("line", ["%mesh stop", "%mesh interrupt", "%mesh status a", "%mesh use a"])
+def test_what_needs_a_mesh_says_there_is_none(shell: Shell, line: str) -> None:
+    assert not shell.run(line).success
+    assert "type %mesh start" in shell.text
+    assert shell.text.count("\n") == 1
+
+
+def test_several_meshes_are_listed_chosen_and_stopped(started: Shell) -> None:
+    started.run("%mesh start --name b -n 3")
+    started.run("%mesh list")
+    assert started.text == (
+        '  mesh "mesh" · live · host=1 × gpu=2 · cpu · 2 workers\n'
+        '* mesh "b" · live · host=1 × gpu=3 · cpu · 3 workers\n'
+    )
+    started.run("%mesh use mesh")
+    assert started.text == 'Cells run on mesh "mesh" (2 workers) now.\n'
+    started.run("%mesh stop b")
+    assert started.text == 'Stopped mesh "b" (3 workers).\n'
+    started.run("%mesh start --name c")
+    started.run("%mesh stop --all")
+    assert started.text == 'Stopped mesh "mesh" (2 workers), mesh "c" (2 workers).\n'
+
+
+def test_a_mesh_made_in_python_is_the_current_one_if_it_is_alone(shell: Shell) -> None:
+    shell.run("import monarch_lab.session as session\nm = session.start_local(name='made')")
+    shell.run("%%mesh\n1;")
+    assert shell.text == 'controller · mesh "made" · 2 workers\n'
+    shell.run("m = session.start_local(name='other')")
+    shell.run("%%mesh\n1;")
+    assert shell.text == "UsageValueError: No mesh is current: type %mesh use NAME, one of made, other\n"
+
+
+def test_interrupt_goes_to_the_workers(started: Shell) -> None:
+    started.run("%mesh interrupt")
+    assert started.text == 'Interrupted the workers of mesh "mesh".\n'
+    assert started.mesh().client.log == ["interrupt"]
+
+
+@pytest.mark.parametrize("name", ["start", "status", "stop", "list", "use", "interrupt"])
+def test_each_sub_command_has_help(shell: Shell, name: str) -> None:
+    assert shell.run(f"%mesh {name} --help").success
+    assert shell.text.startswith(f"usage: %mesh {name}")
+    shell.run("%mesh --help")
+    assert f"\n  {name} " in shell.text
+
+
+def test_cells_have_help(shell: Shell) -> None:
+    for cell in ("%%mesh --help", "%%mesh -h\nx = 1"):
+        assert shell.run(cell).success
+        assert shell.text.startswith("usage: %%mesh [-h] [--name NAME] [--time] [--quiet] [--async]")
+    shell.run("%%mesh?")
+    assert "Start, look at and stop meshes" in shell.text
