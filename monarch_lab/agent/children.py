@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,7 +92,8 @@ class Children:
         self._by_pid: dict[int, Child] = {}
         # A worker may end before the zygote's word of it is read: its end waits here for its name.
         self._early: dict[int, int] = {}
-        self._memory_kills = platform.count_out_of_memory_kills()
+        # Of the last two beats: the count goes up before the end is seen, and a beat may fall between.
+        self._memory_kills: deque[int | None] = deque([platform.count_out_of_memory_kills()], maxlen=2)
 
     def __len__(self) -> int:
         return len(self._by_process)
@@ -143,6 +145,8 @@ class Children:
             self.signal(process, sig, group=True)
 
     def usage(self) -> list[ProcessUsage]:
+        """For a beat."""
+        self._memory_kills.append(platform.count_out_of_memory_kills())
         seen = ((child.process, platform.usage(child.pid)) for child in self._by_process.values())
         return [ProcessUsage(process, *used) for process, used in seen if used is not None]
 
@@ -154,5 +158,5 @@ class Children:
         return ProcessExited(child.process, child.pid, code, out_of_memory, last_lines(child.stderr_path))
 
     def _memory_kills_went_up(self) -> bool:
-        before, self._memory_kills = self._memory_kills, platform.count_out_of_memory_kills()
-        return before is not None and self._memory_kills is not None and self._memory_kills > before
+        before, now = self._memory_kills[0], platform.count_out_of_memory_kills()
+        return before is not None and now is not None and now > before

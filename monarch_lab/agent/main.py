@@ -314,10 +314,11 @@ class Agent:
         """Nothing below the agent is left, then nothing of the directory, then the kernel is told."""
         if self._note:
             log.warning("ending: %s", self._note)
+        self._state = AgentState.ENDED
         grace = self._spec.stop_grace_s
-        if end_everything(self._spec.mark, {self._guard_pid}, grace):
-            # Children are dead and collected, so that the guard has nothing left to do.
-            end_everything(self._spec.mark, (), grace)
+        if end_everything(self._spec.mark, {self._guard_pid}, grace, self._collect):
+            # The rest is dead and collected: the guard has nothing left to do.
+            end_everything(self._spec.mark, (), grace, self._collect)
             remove_directory(self._spec.directory)
             self._say(AgentStopped())
         self._context.destroy(linger=0 if self._note else int(self._spec.linger_s * 1000))

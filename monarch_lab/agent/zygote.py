@@ -50,13 +50,22 @@ def _preload(spec: ZygoteSpec) -> Ready:
     # By name: the agent's folder must not depend on torch or on the worker, and this process alone loads both.
     for name in (*spec.preload, spec.worker_module):
         importlib.import_module(name)
-    if (threads := platform.thread_count()) > 1:
-        print(f"{threads} threads run after the imports: a worker that needs what they hold may hang", file=sys.stderr)
+    _drop_threads()
     # What is here now lives for ever: taken out of the collector's sight, its pages stay shared with the workers.
     gc.collect()
     gc.freeze()
     torch = sys.modules.get("torch")
     return Ready(torch=str(getattr(torch, "__version__", "")), seconds=time.monotonic() - began)
+
+
+def _drop_threads() -> None:
+    """A trial fork: libraries that look after forks (numpy's OpenBLAS) end their threads at the first one."""
+    trial = os.fork()
+    if trial == 0:
+        os._exit(0)
+    os.waitpid(trial, 0)
+    if (threads := platform.thread_count()) > 1:
+        print(f"{threads} threads run after the imports: a worker that needs what they hold may hang", file=sys.stderr)
 
 
 def _extend_path(python_path: list[str]) -> None:

@@ -197,7 +197,9 @@ def _store(
 ) -> None:
     by_ref = {t._ref.id: t for t in client.retained}
     for leaf, out, meta in zip(leaves, outs, grads, strict=True):
-        handle = client.leaves.get(leaf) or by_ref.get(leaf)
+        handle = client.leaves.get(leaf)
+        if handle is None:
+            handle = by_ref.get(leaf)
         if out:
             gradient = dispatch.make_handle(intern(meta), Ref(out, mesh, equal))
             if meta.requires_grad:

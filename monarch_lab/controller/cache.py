@@ -26,6 +26,9 @@ class Entry:
     random: bool
     opaque: bool  # a user's function: may give each rank its own values
     random_single: bool = False
+    plain: bool = False  # single, no view, nothing random: what binary_method handles
+    in_place: int = -1  # the input that is the result and all that was written
+    news: int = 0  # outputs that get a ref
 
 
 @dataclass(slots=True)

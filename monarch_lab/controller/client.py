@@ -63,7 +63,7 @@ class Client:
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
         self._supervisor: Supervisor | None = None
-        self._batch = 0
+        self.batch = 0
         self._issued: dict[int, list[Location]] = {}
         self._issued_at: dict[int, float] = {}
         self._done: dict[int, int] = dict.fromkeys(range(world), 0)
@@ -82,7 +82,7 @@ class Client:
         self._gone: dict[int, ProcessInfo] = {}
         self._lost = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
-        self.dirty = self._flusher.dirty.set  # called with the first op of an empty buffer
+        self.dirty = self._flusher.wake  # called with the first op of an empty buffer
 
     # --- life
 
@@ -157,16 +157,16 @@ class Client:
             if not self.code:
                 return
             ranks = self.scope
-            self._batch += 1
-            report = self._batch % self.settings.engine.report_every_batches == 0 and self._everywhere(ranks)
-            batch = wire.Batch(self._batch, self.cell, self.code, self.numbers, report)
+            self.batch += 1
+            report = self.batch % self.settings.engine.report_every_batches == 0 and self._everywhere(ranks)
+            batch = wire.Batch(self.batch, self.cell, self.code, self.numbers, report)
             if self.where:
-                self._issued[self._batch] = self.where
-                self._issued_at[self._batch] = time.monotonic()
+                self._issued[self.batch] = self.where
+                self._issued_at[self.batch] = time.monotonic()
             self.ops += len(self.where)
             self.code, self.numbers, self.where, self.ambient = [], [], [], -1
             self._send(ranks, encode(batch))
-            if self._batch % self.settings.engine.report_every_batches == 0:
+            if self.batch % self.settings.engine.report_every_batches == 0:
                 if not report:
                     self._send_mark()
                 self._hold_back()
@@ -190,13 +190,13 @@ class Client:
 
     def _send_mark(self) -> int:
         """An empty batch that every rank reports: completion is the same number everywhere."""
-        self._batch += 1
-        self._send(None, encode(wire.Batch(self._batch, self.cell, [], [], True)))
-        return self._batch
+        self.batch += 1
+        self._send(None, encode(wire.Batch(self.batch, self.cell, [], [], True)))
+        return self.batch
 
     def _hold_back(self) -> None:
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
-        limit = self._batch - self.settings.engine.max_batches_in_flight
+        limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
         if not alive or min(self._done[r] for r in alive) >= limit or self._serving:
             return
@@ -312,7 +312,7 @@ class Client:
         """Stop what the workers run and drop what was sent. Any thread."""
         supervisor = self._supervisor
         if supervisor is not None and self.state == "live":
-            supervisor.send_control(None, encode(wire.Interrupt(self._batch, self._last_ident)))
+            supervisor.send_control(None, encode(wire.Interrupt(self.batch, self._last_ident)))
 
     def _interrupted(self) -> None:
         """Ctrl-C while waiting: tell the workers, then give them a moment to stop."""

@@ -77,7 +77,7 @@ def resolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[b
                 _materialise_within(a)
         return False, None
     others = any(isinstance(a, torch.Tensor) and not isinstance(a, kind) and a.dim() > 0 for a in flat)
-    mesh_tensors = any(type(a) is scanning.handle_class for a in flat)
+    mesh_tensors = any(type(a) in scanning.handle_classes for a in flat)
     if func in _LOCAL and not others and not mesh_tensors:
         return _computed(func, args, kwargs, constants[0])
     for k, a in enumerate(flat):

@@ -27,6 +27,7 @@ _here = locations.here
 
 # Filled by tensor.py and others, which need this module in turn.
 handle_class: type = torch.Tensor
+handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as an nn.Parameter
 special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
 graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
 
@@ -41,16 +42,15 @@ def make_handle(meta: Meta, ref: Ref) -> Any:
 
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """Run ``func`` on the mesh of its first mesh tensor and return handles of its result."""
-    handler = special.get(func)
-    if handler is not None:
-        return handler(*args, **(kwargs or {}))
     ambient = ambient_number()
+    if kwargs:
+        return _dispatch_scanned(func, args, kwargs, ambient)
     key: list[Any] = [func, ambient]
     tensors: list[Any] = []
     numbers: list[float] = []
     for a in args:
         kind = type(a)
-        if kind is handle_class:
+        if kind in handle_classes:
             tensors.append(a)
             key.append(a._meta)
         elif kind is float:
@@ -62,20 +62,24 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
             key.append(a)
         else:
             return _dispatch_scanned(func, args, kwargs, ambient)
-    if kwargs or func in KEYED_FLOATS or func in graph_functions:
+    if not tensors:
         return _dispatch_scanned(func, args, kwargs, ambient)
     mesh = tensors[0]._ref.mesh
-    for t in tensors:
-        if t._ref.mesh is not mesh:
-            _wrong_mesh(func, tensors)
-    fixed = tuple(key)
-    entry = mesh.client.cache.entries.get(fixed)
+    entry = mesh.client.cache.entries.get(tuple(key))
     if entry is None:
-        return _learn(Call(func, args, kwargs or {}, fixed, tensors, numbers, ambient, mesh))
+        return _dispatch_scanned(func, args, kwargs, ambient)
+    if len(tensors) > 1:
+        for t in tensors:
+            if t._ref.mesh is not mesh:
+                _wrong_mesh(func, tensors)
     return replay(entry, tensors, numbers, ambient, mesh)
 
 
 def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ambient: int) -> Any:
+    """Any call that is not a plain hit: arguments with structure, special functions, kinds not seen before."""
+    handler = special.get(func)
+    if handler is not None:
+        return handler(*args, **(kwargs or {}))
     call = scan(func, args, kwargs or {}, ambient)
     if call.result_is_known:
         return call.result
@@ -105,44 +109,61 @@ def _wrong_mesh(func: Any, tensors: list[Any]) -> None:
 def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
     """Issue an op whose result is known."""
     client = mesh.client
-    where = _here(3)
     single = entry.single
+    operation = [entry.number]
+    for t in tensors:
+        operation.append(t._ref.id)
     with client.lock:
         if mesh.ranks_key is not client.scope:
             client.use_scope(mesh.ranks_key)
-        code = client.code
         if client.dead:
             client.drain_dead()
         if ambient != client.ambient:
             start_ambient(client, ambient)
-        code.append(entry.number)
-        for t in tensors:
-            code.append(t._ref.id)
         if numbers:
             place = len(client.numbers)
             client.numbers.extend(numbers)
-            code.extend(range(place, place + len(numbers)))
+            operation.extend(range(place, place + len(numbers)))
         if single is not None:
             out = next(client.refs)
-            code.append(out)
-        else:
-            outs = [next(client.refs) for keep in entry.keeps if keep == -1]
-            code.extend(outs)
-        client.where.append(where)
-        if len(client.where) >= client.flush_ops:
+            operation.append(out)
+        elif entry.news:
+            outs = [next(client.refs) for _ in range(entry.news)]
+            operation.extend(outs)
+        client.code.extend(operation)
+        where = client.where
+        where.append(_here(3))
+        if len(where) >= client.flush_ops:
             client.flush()
-    if single is None:
-        return finish(entry, tensors, outs, mesh)
-    # The common case: one new tensor, nothing written, no metadata changed.
+    if single is not None:
+        return _single(entry, single, out, tensors, mesh)
+    if entry.in_place >= 0:
+        target = tensors[entry.in_place]
+        if not target._meta.requires_grad and not entry.random_single:
+            equal = mesh.all_equal
+            for t in tensors:
+                store = t._store
+                equal &= t._ref.equal if store is None else store.equal
+            store = target._store
+            if store is None:
+                target._ref.equal = equal
+            else:
+                store.equal = equal
+            return target
+    return finish(entry, tensors, outs if entry.news else [], mesh)
+
+
+def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any) -> Any:
+    """The handle of the common case: one new tensor, nothing written, no metadata changed."""
     equal = mesh.all_equal
     for t in tensors:
-        equal &= (t._store or t._ref).equal
+        store = t._store
+        equal &= t._ref.equal if store is None else store.equal
     if entry.random_single:
-        equal = _after_random(entry, equal, client)
-    ref = Ref(out, mesh, equal)
+        equal = _after_random(entry, equal, mesh.client)
     handle = _wrapper(handle_class, *single.wrapper)
     handle._meta = single
-    handle._ref = ref
+    handle._ref = Ref(out, mesh, equal)
     if entry.shares >= 0:
         source = tensors[entry.shares]
         store = handle._store = source._store or source._ref
@@ -150,6 +171,44 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
     if single.wants_sig:
         sign(handle, entry.number, 0, tensors)
     return handle
+
+
+def binary_method(func: Any) -> Callable[[Any, Any], Any]:
+    """A method of two tensors, or a tensor and a float: dispatch and replay written out in one, for speed alone."""
+
+    def method(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind not in handle_classes:
+            return dispatch(func, (self, other))
+        ambient = ambient_number()
+        ref, far = self._ref, other._ref
+        mesh = ref.mesh
+        client = mesh.client
+        entry = client.cache.entries.get((func, ambient, self._meta, other._meta))
+        if entry is None or not entry.plain or far.mesh is not mesh:
+            return dispatch(func, (self, other))
+        with client.lock:
+            if mesh.ranks_key is not client.scope:
+                client.use_scope(mesh.ranks_key)
+            if client.dead:
+                client.drain_dead()
+            if ambient != client.ambient:
+                start_ambient(client, ambient)
+            out = next(client.refs)
+            client.code += (entry.number, ref.id, far.id, out)
+            where = client.where
+            where.append(_here(2))
+            if len(where) >= client.flush_ops:
+                client.flush()
+        meta = entry.single
+        handle = _wrapper(handle_class, *meta.wrapper)
+        handle._meta = meta
+        handle._ref = Ref(out, mesh, (self._store or ref).equal & (other._store or far).equal)
+        if meta.wants_sig:
+            sign(handle, entry.number, 0, [self, other])
+        return handle
+
+    return method
 
 
 def start_ambient(client: Any, ambient: int) -> None:

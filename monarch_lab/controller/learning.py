@@ -119,7 +119,11 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
-        entry.random_single = entry.random or entry.opaque
+        entry.plain = entry.shares < 0 and not (entry.random or entry.opaque)
+    entry.random_single = entry.random or entry.opaque
+    entry.news = answer.keeps.count(-1)
+    if answer.tree == ["t", 0] and not answer.after and answer.mutated == answer.keeps and answer.keeps[0] >= 0:
+        entry.in_place = answer.keeps[0]
     collective = getattr(call.func, "collective", False)
     inputs = [t._meta.wire for t in call.tensors] if collective else []
     with client.lock:

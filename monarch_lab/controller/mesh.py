@@ -208,7 +208,8 @@ class DeviceMesh:
 
     def to_tensor(self) -> torch.Tensor:
         """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
-        return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
+        with no_mesh.activate():
+            return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
 
     # --- tensors on it
 
@@ -221,21 +222,23 @@ class DeviceMesh:
             at, total = self.slice_.coordinates(rank), 0
             for axis in axes:
                 total = total * self.slice_.sizes[axis] + at[axis]
-            values[rank] = [torch.tensor(total)]
+            values[rank] = total
         return self._per_rank(values, axes)
 
     def process_idx(self) -> Any:
         """A 0-dim int64 mesh tensor: each process's global rank."""
-        return self._per_rank({r: [torch.tensor(r)] for r in self.ranks_key}, list(range(self.ndim)))
+        return self._per_rank({r: r for r in self.ranks_key}, list(range(self.ndim)))
 
-    def _per_rank(self, values: dict[int, list[torch.Tensor]], axes: Sequence[int]) -> Any:
+    def _per_rank(self, numbers: dict[int, int], axes: Sequence[int]) -> Any:
         from monarch_lab.controller.dispatch import make_handle
         from monarch_lab.controller.refs import Ref
         from monarch_lab.tensors.meta import describe, intern
 
         bits = sum(1 << a for a in axes if self.slice_.sizes[a] > 1)
         ref = Ref(next(self.client.refs), self, self.all_equal & ~(bits | bits << GRAPH))
-        placing.place(self, values, [ref.id], same=False)
+        with no_mesh.activate():
+            values = {rank: [torch.tensor(number)] for rank, number in numbers.items()}
+            placing.place(self, values, [ref.id], same=False)
         return make_handle(intern(describe(values[self.ranks_key[0]][0])), ref)
 
     @property

@@ -53,6 +53,7 @@ KEYED_FLOATS: set[Any] = {
 
 # Set by tensor.py and constants.py, which need this module in turn.
 handle_class: type = torch.Tensor
+handle_classes: frozenset[type] = frozenset()
 constant_class: type = torch.Tensor
 resolve_constants: Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[bool, Any]]
 
@@ -85,7 +86,7 @@ class Walk:
     def value(self, a: Any) -> Any:
         """Adds ``a`` to the key; returns its place in the tree where one is built."""
         kind = type(a)
-        if kind is handle_class:
+        if kind in handle_classes:
             self.tensors.append(a)
             self.key.append(a._meta)
             return Input(len(self.tensors) - 1)

@@ -20,7 +20,7 @@ _grad, _inference, _autocast = (
     torch._C._is_any_autocast_enabled,
 )
 _default_dtype = torch.get_default_dtype
-_deterministic = torch.are_deterministic_algorithms_enabled
+_deterministic = torch._C._get_deterministic_algorithms
 _anomaly = torch.is_anomaly_enabled
 _numbers: dict[tuple[Any, ...], int] = {}
 _values: dict[int, dict[str, Any]] = {}
@@ -31,10 +31,9 @@ def ambient_number() -> int:
     """A number for the ambient state of this thread; equal states have equal numbers."""
     autocast = _autocast()
     key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly())
-    if not autocast:
-        number = _fast.get(key)
-        if number is not None:
-            return number
+    number = _fast.get(key)
+    if number is not None and not autocast:
+        return number
     values = ambient.capture()
     full = tuple(sorted(values.items()))
     number = _numbers.get(full)

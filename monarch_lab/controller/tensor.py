@@ -188,6 +188,29 @@ class MeshTensor(torch.Tensor):
         return dir(torch.Tensor)
 
 
+    @property
+    def _is_param(self) -> bool:
+        return False
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        # torch.nn.Parameter marks what it is given; ``type(p)`` then says so, as it does for a local one.
+        if value:
+            self.__class__ = Parameter
+
+
+class Parameter(MeshTensor):
+    """A mesh tensor that is an nn.Parameter (``isinstance`` holds by the mark)."""
+
+    @property
+    def _is_param(self) -> bool:
+        return True
+
+    @_is_param.setter
+    def _is_param(self, value: bool) -> None:
+        pass
+
+
 class ConstantTensor(MeshTensor):
     """A 0-dim mesh tensor whose value the controller knows (constants.py). Becomes a MeshTensor when it is sent."""
 
@@ -257,6 +280,11 @@ def _add_methods() -> None:
             setattr(MeshTensor, name, _attribute(name, member))
         elif callable(member):
             setattr(MeshTensor, name, _method(member, name))
+    for name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
+        name = f"__{name}__"
+        method = dispatch.binary_method(getattr(torch.Tensor, name))
+        method.__name__, method.__qualname__ = name, f"MeshTensor.{name}"
+        setattr(MeshTensor, name, method)
 
 
 def _attribute(name: str, descriptor: Any) -> property:
@@ -276,4 +304,5 @@ _DATA_GET = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _add_methods()
 answers.install(MeshTensor)
 dispatch.handle_class = scanning.handle_class = MeshTensor
+dispatch.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
 scanning.constant_class = ConstantTensor

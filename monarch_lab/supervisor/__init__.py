@@ -1,7 +1,8 @@
 """A thread in the kernel that keeps the processes of a mesh. It never loads the agent's or the worker's modules.
 
 launch.py         what to start, and who is told
-lifecycle.py      states of a process and of the mesh's start, every move between them
+lifecycle.py      states of a process, every move between them
+progress.py       how far the start is, and its deadlines
 roll.py           who belongs to the mesh, and who has proved it; pure
 agent_process.py  starts the agent and sees it end
 loop.py           the I/O thread

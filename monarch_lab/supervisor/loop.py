@@ -13,8 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum, auto
+from dataclasses import replace
 
 import zmq
 
@@ -32,6 +31,7 @@ from monarch_lab.supervisor.lifecycle import (
     Started,
     Welcomed,
 )
+from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
 from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import bind_private, remove_directory
@@ -66,25 +66,6 @@ _QUIET_AT_LATEST_S = 0.05
 _MESSAGES_A_ROUND = 256
 
 
-class MeshState(Enum):
-    STARTING = auto()
-    LIVE = auto()
-    FAILED = auto()  # did not come up, or its agent is gone; stop() clears up
-    STOPPING = auto()
-    CLOSED = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the start is. ``failure`` is the text of the LaunchError."""
-
-    state: MeshState = MeshState.STARTING
-    stage: str = "agent"
-    done: int = 0
-    total: int = 1
-    failure: str = ""
-
-
 class SupervisorLoop:
     """Made with the spec of the agent; ``open`` and ``start`` bring it to life, ``ask_to_stop`` ends it."""
 
@@ -97,8 +78,7 @@ class SupervisorLoop:
         listener: Listener,
     ) -> None:
         self.processes = processes  # by rank; replaced as a whole
-        self.progress = Progress()
-        self.changed = threading.Condition()  # guards progress
+        self.start = StartClock(settings.timeouts)
         self._spec = spec
         self._launches = launches
         self._timeouts = settings.timeouts
@@ -116,7 +96,6 @@ class SupervisorLoop:
         self._lifeline = -1
         self._ended: list[ProcessExited] = []
         self._ended_by = float("inf")
-        self._stage_by = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"supervisor {spec.mesh}", daemon=True)
         self._context: zmq.Context | None = None
 
@@ -132,7 +111,7 @@ class SupervisorLoop:
             bind_private(socket, where)
         self._orders_fd = self._orders.getsockopt(zmq.FD)
         self._agent, self._lifeline = start_agent()
-        self._stage_by = time.monotonic() + self._timeouts.agent_hello
+        self.start.enter(Stage.AGENT, 1, time.monotonic())
         self._thread.start()
 
     def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
@@ -173,7 +152,7 @@ class SupervisorLoop:
             self._lifeline = -1
         self._doorbell.close()
         remove_directory(self._spec.directory)
-        self._move(state=MeshState.CLOSED)
+        self.start.move(MeshState.CLOSED)
 
     # --- the thread
 
@@ -183,7 +162,7 @@ class SupervisorLoop:
             self._stop_agent()
         except Exception as e:
             log.exception("the supervisor of mesh %s failed", self._spec.mesh)
-            self._fail(f"the supervisor failed: {e!r}; please report it with the log")
+            self.start.fail_start(f"the supervisor failed: {e!r}; please report it with the log")
             self._lose_agent(f"the supervisor failed: {e!r}")
             if self._agent is not None:
                 self._agent.kill()
@@ -212,7 +191,7 @@ class SupervisorLoop:
         if self._ended:
             return poll_ms(_QUIET_S)
         now = time.monotonic()
-        until = self._stage_by - now
+        until = self.start.due - now
         if self._agent is not None and self._agent.end_fd is None:
             until = min(until, self._timeouts.beat)
         return -1 if until == float("inf") else poll_ms(until)
@@ -249,7 +228,7 @@ class SupervisorLoop:
             match self._roll.admit(identity, len(parts), parts[0].buffer):
                 case AgentHello():
                     self._to_agent.extendleft([*reversed(self._launches.values()), Welcome(self._spec.key)])
-                    self._enter("import torch", 1, self._timeouts.zygote_ready)
+                    self.start.enter(Stage.IMPORTS, 1, time.monotonic())
                 case Entry() as entry:
                     self._greet(entry)
 
@@ -279,21 +258,16 @@ class SupervisorLoop:
         if info.state is ProcessState.RUNNING and self._roll.is_greeted(info.process):
             self._apply(rank, Welcomed())
             done = sum(info.state is ProcessState.READY for info in self.processes.values())
-            if self.progress.state is MeshState.STARTING:
-                if done == len(self.processes):
-                    self._stage_by = float("inf")
-                    self._move(state=MeshState.LIVE, stage="workers", done=done, total=done)
-                else:
-                    self._move(stage="workers", done=done, total=len(self.processes))
+            self.start.count(done, len(self.processes))
 
     # --- the agent
 
     def _handle_agent(self, message: Message) -> None:
         match message:
             case ZygoteReady():
-                self._enter("workers", len(self.processes), self._timeouts.worker_hello)
+                self.start.enter(Stage.WORKERS, len(self.processes), time.monotonic())
             case ZygoteFailed():
-                self._fail(f"the workers' modules cannot be imported:\n{message.text}")
+                self.start.fail_start(f"the workers' modules cannot be imported:\n{message.text}")
             case ProcessStarted():
                 rank = self._rank(message.process)
                 self._apply(rank, Started(message.pid))
@@ -301,7 +275,7 @@ class SupervisorLoop:
             case ProcessNotStarted():
                 rank = self._rank(message.process)
                 self._apply(rank, NotStarted(message.text))
-                self._fail(self.processes[rank].obituary())
+                self.start.fail_start(self.processes[rank].obituary())
             case ProcessExited():
                 self._rank(message.process)
                 if not self._ended:
@@ -333,8 +307,7 @@ class SupervisorLoop:
             rank = self._rank(exited.process)
             self._roll.strike(exited.process)
             self._apply(rank, Exited(exited.code, exited.out_of_memory, exited.last_lines))
-            if self.progress.state is MeshState.STARTING:
-                self._fail(self.processes[rank].obituary())
+            self.start.fail_start(self.processes[rank].obituary())
 
     def _handle_agent_end(self) -> None:
         assert self._agent is not None
@@ -343,12 +316,12 @@ class SupervisorLoop:
         self._tell_ended(quiet=True)
         self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
         how = f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
-        self._fail(f"{how} before the mesh was up\n{self._agent.last_lines()}")
+        self.start.fail_start(f"{how} before the mesh was up\n{self._agent.last_lines()}")
         self._lose_agent(how)
 
     def _lose_agent(self, reason: str) -> None:
         self._forget_processes()
-        self._move(state=MeshState.FAILED)
+        self.start.move(MeshState.FAILED)
         self._tell(self._listener.on_lost, reason)
 
     def _forget_processes(self) -> None:
@@ -365,31 +338,11 @@ class SupervisorLoop:
         self.processes = {**self.processes, rank: info}
         self._tell(self._listener.on_process, info)
 
-    def _enter(self, stage: str, total: int, within_s: float) -> None:
-        if self.progress.state is MeshState.STARTING:
-            self._stage_by = time.monotonic() + within_s
-            self._move(stage=stage, done=0, total=total)
-
     def _check_stage(self) -> None:
-        if time.monotonic() >= self._stage_by:
-            stage = self.progress.stage
-            missing = [str(rank) for rank, info in self.processes.items() if info.state is not ProcessState.READY]
-            text = {
-                "agent": f"the agent did not say hello within {self._timeouts.agent_hello:g} s",
-                "import torch": f"torch was not imported within {self._timeouts.zygote_ready:g} s",
-            }.get(stage, f"rank {', '.join(missing)} did not say hello within {self._timeouts.worker_hello:g} s")
+        if time.monotonic() >= self.start.due:
+            missing = [rank for rank, info in self.processes.items() if info.state is not ProcessState.READY]
             assert self._agent is not None
-            self._fail(f"{text}\n{self._agent.last_lines()}")
-
-    def _fail(self, text: str) -> None:
-        self._stage_by = float("inf")
-        if self.progress.state is MeshState.STARTING:
-            self._move(state=MeshState.FAILED, failure=text.rstrip())
-
-    def _move(self, **changes: object) -> None:
-        with self.changed:
-            self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
-            self.changed.notify_all()
+            self.start.fail_start(f"{self.start.late_text(missing)}\n{self._agent.last_lines()}")
 
     def _tell(self, call: Callable[..., None], *args: object) -> None:
         try:
@@ -403,7 +356,7 @@ class SupervisorLoop:
     def _stop_agent(self) -> None:
         """Ask, wait, kill; then wait for the guard. Bounded by ``timeouts.stop``."""
         assert self._agent is not None
-        self._move(state=MeshState.STOPPING)
+        self.start.move(MeshState.STOPPING)
         give_up = time.monotonic() + self._timeouts.stop
         if self._roll.is_agent(AGENT) and not self._agent.has_ended():
             self._to_agent.append(StopAgent(self._timeouts.stop_grace))

@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import msgspec
@@ -16,7 +16,8 @@ from monarch_lab.errors import ClosedError, InternalError, LaunchError
 from monarch_lab.supervisor.agent_process import AgentProcess, launch_agent
 from monarch_lab.supervisor.launch import Listener, MeshLaunch
 from monarch_lab.supervisor.lifecycle import ProcessInfo
-from monarch_lab.supervisor.loop import MeshState, Progress, SupervisorLoop
+from monarch_lab.supervisor.loop import SupervisorLoop
+from monarch_lab.supervisor.progress import MeshState, OnProgress, Progress
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import address, make_directory, remove_directory
 from monarch_lab.transport.frames import share
@@ -78,36 +79,27 @@ class Supervisor:
                 raise LaunchError(f"mesh {self._launch.name} cannot start its agent: {e}") from e
             raise
 
-    def wait_ready(
-        self, timeout: float | None = None, on_progress: Callable[[str, int, int], None] | None = None
-    ) -> None:
+    def wait_ready(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> None:
         """Return when every worker has been welcomed.
 
         LaunchError with what the failing process printed last, or when ``timeout`` is over; ClosedError if stopped
         meanwhile. ``on_progress(stage, done, total)`` is called on this thread.
         """
-        loop = self._started()
+        start = self._started().start
         deadline = None if timeout is None else time.monotonic() + timeout
-        shown: tuple[str, int, int] | None = None
+        shown: Progress | None = None
         while True:
-            with loop.changed:
-                progress = loop.progress
-                state = (progress.stage, progress.done, progress.total)
-                if progress.state is MeshState.STARTING and state == shown:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        late = f"mesh {self._launch.name} was not up within {timeout:g} s"
-                        raise LaunchError(f"{late}: {_told(progress)}")
-                    loop.changed.wait(left)
-                    continue
-            if state != shown and on_progress is not None:
-                on_progress(*state)
-            shown = state
+            progress = start.wait_change(shown, None if deadline is None else deadline - time.monotonic())
+            if progress == shown:
+                raise LaunchError(f"mesh {self._launch.name} was not up within {timeout:g} s: {progress}")
+            if on_progress is not None:
+                on_progress(progress.stage.value, progress.done, progress.total)
+            shown = progress
             match progress.state:
                 case MeshState.LIVE:
                     return
                 case MeshState.FAILED:
-                    raise LaunchError(f"mesh {self._launch.name} did not come up: {_told(progress)}")
+                    raise LaunchError(f"mesh {self._launch.name} did not come up: {progress}")
                 case MeshState.STOPPING | MeshState.CLOSED:
                     raise ClosedError(f"mesh {self._launch.name} was stopped")
 
@@ -135,7 +127,7 @@ class Supervisor:
             return
         loop.ask_to_stop()
         with self._stop_lock:
-            if loop.progress.state is MeshState.CLOSED:
+            if loop.start.progress.state is MeshState.CLOSED:
                 return
             # The thread keeps to the bound itself; one more grace is for a machine that stands still.
             if loop.join(self._settings.timeouts.stop + self._settings.timeouts.stop_grace):
@@ -190,10 +182,6 @@ class Supervisor:
             launches[rank] = LaunchWorker(rank, rank, local_rank, env, out, err, str(host), launch.per_host)
             processes[rank] = ProcessInfo(rank, rank, str(host), f"{host}.{local_rank}", out, err)
         return launches, processes
-
-
-def _told(progress: Progress) -> str:
-    return progress.failure or f"{progress.stage}, {progress.done} of {progress.total}"
 
 
 def _start_agent(spec: AgentSpec) -> tuple[AgentProcess, int]:

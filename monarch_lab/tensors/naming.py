@@ -1,11 +1,12 @@
 """Functions to names and back.
 
 A name is a dotted path that gives the very same object in another interpreter with the same torch, a getter or
-setter of a tensor's attribute (``get:T``), or ``payload:N``, a function that was sent by value.
+setter of a tensor's attribute (``get:T``), an operator of torch.ops (``op:aten::add.Tensor``), or ``payload:N``, a function that was sent by value.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import types
@@ -70,17 +71,29 @@ def name_of(function: Any) -> str | None:
     name = getattr(function, "__name__", None)
     if isinstance(function, types.MethodWrapperType) and name in ("__get__", "__set__"):
         return f"{name[2:5]}:{owner.__name__}"  # type: ignore[union-attr]
+    if isinstance(function, torch._ops.OpOverload):
+        return f"op:{function._schema.name}.{function._overloadname}"
+    if isinstance(function, torch._ops.OpOverloadPacket):
+        return f"op:{function._qualified_op_name}"
     if not isinstance(name, str):
         return None
     for place in _PLACES:
         if _same(f"{place}.{name}", function):
             return f"{place}.{name}"
+    if function in _operators():  # Tensor.__pow__ calls itself pow
+        return f"torch.Tensor.{_operators()[function]}"
     module, qualified = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module and module != "__main__" and "<" not in qualified and _importable(module):
         path = f"{module}.{qualified}"
         if _same(path, function):
             return path
     return None
+
+
+@functools.cache
+def _operators() -> dict[Any, str]:
+    return {getattr(torch.Tensor, n): n for n in dir(torch.Tensor) if n.startswith("__") and n.endswith("__")
+            and isinstance(getattr(torch.Tensor, n), types.FunctionType)}
 
 
 def _importable(module: str) -> bool:
@@ -98,6 +111,11 @@ def resolve(name: str, payloads: dict[int, Any]) -> Callable[..., Any]:
             return _walk(name)
         if kind == "payload":
             return payloads[int(rest)]
+        if kind == "op":
+            space, _, rest = rest.partition("::")
+            packet, _, overload = rest.partition(".")
+            found = getattr(getattr(torch.ops, space), packet)
+            return getattr(found, overload) if overload else found
         if kind == "get":
             return getattr(torch.Tensor, rest).__get__
         if kind == "set":

@@ -21,6 +21,9 @@ from cloudpickle import cloudpickle as _cloudpickle
 
 from monarch_lab.errors import UsageTypeError
 
+# No function mode: with a mesh active, torch's factories would make mesh tensors of what is packed here.
+_plain = torch._C.DisableTorchFunction
+
 _REFUSED = (
     "a mesh tensor cannot be pickled or captured by value: pass it as an argument, "
     "or take its value first with ml.inspect(t) or ml.fetch_all(t)"
@@ -52,6 +55,8 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         plain = plain.conj()
     if flags[2]:
         plain = torch._neg_view(plain)
+    if plain._is_zerotensor():  # a gradient that is known zero, without memory behind it
+        plain = plain.clone()
     plain = plain.cpu()
     span = 1 + sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) if plain.numel() else 0
     raw = torch.empty(0, dtype=torch.uint8).set_(
@@ -87,7 +92,8 @@ def dumps(value: Any) -> tuple[list[bytes | memoryview], dict[str, str]]:
     file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
     pickler = _Pickler(file, buffers)
     try:
-        pickler.dump(value)
+        with _plain():
+            pickler.dump(value)
     except UsageTypeError:
         raise
     except (pickle.PicklingError, TypeError, AttributeError) as e:
@@ -114,7 +120,8 @@ def unpack(frame: bytes | memoryview) -> Any:
 
 def loads(frames: Sequence[bytes | memoryview]) -> Any:
     """Opens what :func:`dumps` made. Only for frames of a peer that has proved the mesh's key."""
-    return pickle.loads(frames[0], buffers=frames[1:])
+    with _plain():
+        return pickle.loads(frames[0], buffers=frames[1:])
 
 
 def remember_sources(sources: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import _signal  # type: ignore[import-not-found]
 import math
 import threading
 from collections.abc import Sequence
+from types import FrameType
 
 import zmq
 
@@ -23,6 +24,7 @@ _COPIED_BELOW = 1 << 16
 _SIGINT = int(_signal.SIGINT)
 _LAST = int(zmq.DONTWAIT)
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+
 
 def configure(socket: zmq.Socket, linger_s: float) -> None:
     """Before bind or connect: no limit on queued messages (nothing is dropped), a limit on a frame."""
@@ -77,7 +79,7 @@ class HeldInterrupt:
     __slots__ = ("_before", "_held")
 
     def __enter__(self) -> None:
-        self._held = False
+        self._held: FrameType | None = None
         before = _signal.getsignal(_SIGINT) if threading.current_thread() is threading.main_thread() else None
         # SIG_DFL, SIG_IGN and handlers in C raise nothing.
         self._before = before if callable(before) else None
@@ -87,11 +89,11 @@ class HeldInterrupt:
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             _signal.signal(_SIGINT, self._before)
-            if self._held:
-                self._before(_SIGINT, None)
+            if self._held is not None:
+                self._before(_SIGINT, self._held)
 
-    def _hold(self, *_: object) -> None:
-        self._held = True
+    def _hold(self, _: int, frame: FrameType | None) -> None:
+        self._held = frame
 
 
 def is_readable(socket: zmq.Socket) -> bool:

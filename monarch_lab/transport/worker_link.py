@@ -56,7 +56,11 @@ class WorkerLink:
             raise LaunchError(f"rank {rank} had no welcome from the kernel within {self._spec.hello_s:g} s")
 
     def receive(self) -> list[bytes | memoryview]:
-        """The next order, ``[header, *frames]``. Main thread; a signal handler that raises loses no message."""
+        """The next order, ``[header, *frames]``. Main thread.
+
+        Signal handlers run while it waits. SIGINT is held back while a message passes: a handler that raises then
+        loses that one message, whole, so it had better not raise outside user code.
+        """
         parts = receive_frames(self._orders)
         return [parts[1].bytes, *(part.buffer for part in parts[2:])]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
+import base64
 import os
 import pickle
 import signal
 import stat
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,8 +164,6 @@ def test_a_proven_worker_that_says_hello_again_is_refused(
 
 def test_the_key_is_in_no_command_line_and_no_environment(start_mesh: StartMesh) -> None:
     supervisor, _ = start_mesh()
-    import base64
-
     key = key_of(supervisor)
     shapes = [key, key.hex().encode(), base64.b64encode(key)]
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -265,8 +264,6 @@ def test_a_listener_that_fails_costs_nothing_but_a_log_line(caplog: pytest.LogCa
 
 
 def test_meshes_started_and_stopped_again_leave_no_descriptor_or_thread(start_mesh: StartMesh) -> None:
-    import threading
-
     def count() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
@@ -294,3 +291,24 @@ def test_logs_go_where_the_user_wants_them_and_stay(start_mesh: StartMesh, tmp_p
     recorder.wait_report(0)
     supervisor.stop()
     assert (tmp_path / "logs" / "test.0.out").read_text() == "kept\n"
+
+
+def test_an_interrupt_ends_wait_ready_at_once() -> None:
+    supervisor = Supervisor(launch_of(worker_module="mute_worker"), SETTINGS, Recorder())
+    supervisor.start()
+    stages: list[str] = []
+
+    def interrupt(stage: str, done: int, total: int) -> None:
+        stages.append(stage)
+        if stage == "workers":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.wait_ready(None, interrupt)
+    waker = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))
+    waker.start()
+    with pytest.raises(KeyboardInterrupt):
+        supervisor.wait_ready()
+    waker.join()
+    supervisor.stop()
+    assert not os.path.exists(supervisor.directory)
