@@ -31,7 +31,13 @@ _named: dict[str, Named] = {}
 
 
 def send_call(
-    mesh: Any, rank: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    mesh: Any,
+    rank: int,
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    for_display: bool = False,
 ) -> Future[Any]:
     """Run ``func`` on one rank, after all that was issued; a Future of its result, tensors on the CPU."""
     from monarch_lab.controller.learning import template_of
@@ -57,23 +63,23 @@ def send_call(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
         pending = client.request(make, (rank,))
-    return Future(client, pending, lambda p: opened(client, p, rank))
+    return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 
 
 def call_on(mesh: Any, rank: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     return send_call(mesh, rank, func, args, kwargs).result()
 
 
-def opened(client: Any, pending: Pending, rank: int) -> Any:
-    """The value of one rank's answer. Raises what became of it instead."""
+def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True) -> Any:
+    """The value of one rank's answer. Raises what became of it instead; a display leaves the cause to be raised."""
     if rank not in pending.replies or pending.replies[rank][0] is None:
         client.check_alive([rank])
         client.check_alive()
     message, frames = pending.replies[rank]
     if isinstance(message, wire.FetchFailed):
-        if message.failure.interrupted:
+        if message.failure.interrupted and not message.dependent:
             raise KeyboardInterrupt
-        if message.dependent:
-            client.raise_failure()
+        if message.dependent and raise_cause:
+            client.raise_failure(message.failure)
         raise failures.build({rank: message.failure}, None, None)
     return payload.loads(frames)

@@ -284,6 +284,12 @@ class Client:
         Raises the first failure among them (RemoteException), DeviceException where a rank died, and
         KeyboardInterrupt after the workers were told.
         """
+        self.settle()
+        self.raise_failure()
+        self.check_alive()
+
+    def settle(self) -> None:
+        """As sync, and leaves the failures to be raised later."""
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
@@ -293,20 +299,23 @@ class Client:
             pending = self._wait_for_mark(self._send_mark())
         self.wait(pending)
         self.collectives_since_sync = False
-        self.raise_failure()
-        self.check_alive()
+        self._share_failures()
 
-    def raise_failure(self) -> None:
-        """Raises the first failure not yet raised, if there is one; every rank then knows what hangs on it."""
-        first, poisoned = self._failures.take()
+    def _share_failures(self) -> None:
+        """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
+        poisoned, failure = self._failures.take_poisoned()
+        if poisoned and failure is not None and self.world > 1:
+            self.order(wire.Poison(sorted(poisoned), failure), None)
+
+    def raise_failure(self, cause: wire.Failure | None = None) -> None:
+        """Raises the first failure not yet raised, or the one with this cause, if there is one."""
+        first, more = self._failures.take(cause)
         if first is None:
             return
         for entry in self._failures.forget:
             self.cache.forget(entry)
         self._failures.forget.clear()
-        if poisoned and self.world > 1:
-            self.order(wire.Poison(sorted(poisoned), first.failure()), None)
-        raise failures.remote_exception(first)
+        raise failures.remote_exception(first, more)
 
     def interrupt(self) -> None:
         """Stop what the workers run and drop what was sent. Any thread."""

@@ -17,7 +17,7 @@ import torch
 from monarch_lab.controller import locations
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.refs import Ref
-from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYED_FLOATS, PLAIN, TRUE, Call, scan
+from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.tensors.meta import Meta
 from monarch_lab.wire.engine import Op
@@ -43,11 +43,10 @@ def make_handle(meta: Meta, ref: Ref) -> Any:
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
     """Run ``func`` on the mesh of its first mesh tensor and return handles of its result."""
     ambient = ambient_number()
-    if kwargs:
-        return _dispatch_scanned(func, args, kwargs, ambient)
     key: list[Any] = [func, ambient]
     tensors: list[Any] = []
     numbers: list[float] = []
+    # The walk of scanning.Walk for what is common, with the same keys; anything else goes there.
     for a in args:
         kind = type(a)
         if kind in handle_classes:
@@ -60,8 +59,28 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
             key.append(TRUE if a else FALSE)
         elif kind in PLAIN:
             key.append(a)
+        elif (kind is tuple or kind is list) and _flat(a, kind, key, tensors):
+            pass
         else:
             return _dispatch_scanned(func, args, kwargs, ambient)
+    if kwargs:
+        for name, a in kwargs.items():
+            key.append((KEYWORD, name))
+            kind = type(a)
+            if kind in handle_classes:
+                tensors.append(a)
+                key.append(a._meta)
+            elif kind is float:
+                numbers.append(a)
+                key.append(FLOATS.get(a, FLOAT))
+            elif kind is bool:
+                key.append(TRUE if a else FALSE)
+            elif kind in PLAIN:
+                key.append(a)
+            elif (kind is tuple or kind is list) and _flat(a, kind, key, tensors):
+                pass
+            else:
+                return _dispatch_scanned(func, args, kwargs, ambient)
     if not tensors:
         return _dispatch_scanned(func, args, kwargs, ambient)
     mesh = tensors[0]._ref.mesh
@@ -73,6 +92,21 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
             if t._ref.mesh is not mesh:
                 _wrong_mesh(func, tensors)
     return replay(entry, tensors, numbers, ambient, mesh)
+
+
+def _flat(a: Any, kind: type, key: list[Any], tensors: list[Any]) -> bool:
+    """Adds a sequence of integers and mesh tensors to the key; False for any other."""
+    key.append((kind, len(a)))
+    for x in a:
+        inner = type(x)
+        if inner is int:
+            key.append(x)
+        elif inner in handle_classes:
+            tensors.append(x)
+            key.append(x._meta)
+        else:
+            return False
+    return True
 
 
 def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, ambient: int) -> Any:
@@ -94,7 +128,7 @@ def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
     return replay(entry, call.tensors, call.numbers, ambient, call.mesh)
 
 
-def _learn(call: Call) -> Any:
+def _learn(call: Any) -> Any:
     from monarch_lab.controller.learning import learn
 
     return learn(call)
@@ -139,7 +173,7 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         return _single(entry, single, out, tensors, mesh)
     if entry.in_place >= 0:
         target = tensors[entry.in_place]
-        if not target._meta.requires_grad and not entry.random_single:
+        if target._meta.is_leaf and not entry.random_single:
             equal = mesh.all_equal
             for t in tensors:
                 store = t._store

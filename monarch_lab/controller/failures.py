@@ -43,15 +43,24 @@ class Log:
             if message.failure.entry:
                 self.forget.append(message.failure.entry)
 
-    def take(self) -> tuple[FailedOp | None, set[int]]:
-        """The first op that failed, and every value that hangs on a failure; the log is empty then."""
+    def take(self, cause: wire.Failure | None = None) -> tuple[FailedOp | None, int]:
+        """(the first op that failed, how many more did); the log is empty then.
+
+        With ``cause``, only the op that failed so is taken, where there is one.
+        """
         with self._lock:
+            if cause is not None:
+                key = next((k for k, op in self._ops.items() if cause in op.by_rank.values()), None)
+                return (None if key is None else self._ops.pop(key)), 0
             ops, self._ops = self._ops, {}
-            poisoned, self.poisoned = self.poisoned, set()
         real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
-        if not real:
-            return None, poisoned
-        return real[min(real)], poisoned
+        return (real[min(real)], len(real) - 1) if real else (None, 0)
+
+    def take_poisoned(self) -> tuple[set[int], wire.Failure | None]:
+        """Values that hang on failures, and the first of these."""
+        with self._lock:
+            poisoned, self.poisoned = self.poisoned, set()
+            return poisoned, self._ops[min(self._ops)].failure() if self._ops else None
 
     def drop_interrupted(self) -> None:
         with self._lock:
@@ -104,6 +113,7 @@ def _class_for(error: BaseException | None) -> type[RemoteException]:
 def build(
     by_rank: dict[int, wire.Failure], where: RemoteFrame | None, cell: str | None, note: str = ""
 ) -> RemoteException:
+    by_rank = {f.rank if f.rank >= 0 else rank: f for rank, f in by_rank.items()}
     failures = {rank: rank_failure(rank, f) for rank, f in by_rank.items()}
     first = failures[min(failures)]
     ranks = sorted(failures)
@@ -122,5 +132,6 @@ def build(
     return error
 
 
-def remote_exception(op: FailedOp) -> RemoteException:
-    return build(op.by_rank, frame_of(op.location), None)
+def remote_exception(op: FailedOp, more: int = 0) -> RemoteException:
+    note = f"; {more} more op{'s' * (more > 1)} failed" if more else ""
+    return build(op.by_rank, frame_of(op.location), None, note)

@@ -157,9 +157,15 @@ def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
     if any(f.interrupted for f in own.values()):
         raise KeyboardInterrupt
     if not own:
-        client.sync()  # raises the first cause, where it has not been raised before
-        own = {r: m.failure for r, m in bad.items()}
+        raise_cause(client, {r: m.failure for r, m in bad.items()})
     raise failures.build(own, None, None)
+
+
+def raise_cause(client: Any, by_rank: dict[int, Any]) -> None:
+    """An input had failed before: raise what failed first, with its own line where that has not been raised yet."""
+    client.settle()
+    client.raise_failure(by_rank[min(by_rank)])
+    raise failures.build(by_rank, None, None)
 
 
 def _text(answer: wire.Learned, frames: list[Any]) -> str:

@@ -136,7 +136,7 @@ class MeshCell:
         if is_cancelled:
             interrupt = KeyboardInterrupt()
             tracebacks.leave_out_our_frames(interrupt, always=True)
-            raise interrupt from None
+            raise interrupt.with_traceback(error.__traceback__) from None
         tracebacks.leave_out_our_frames(error)
         return False
 

@@ -6,6 +6,7 @@ Runs on: the thread that waits (in a kernel the main one).
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     KeyboardInterrupt when the user interrupts the prompt.
     """
     for line in prompt.text.splitlines():
-        print(f"[{prompt.label}] {line}")
+        print(f"[{prompt.label}] {_with_cell_names(shell, line)}")
     question = f"[{prompt.label}] {prompt.prompt}"
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
@@ -41,6 +42,16 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
         return _ask_builtin(question)
     answer = _await_reply(kernel, prompt)
     return None if answer == END_OF_INPUT else answer
+
+
+def _with_cell_names(shell: Any, line: str) -> str:
+    """``> In[3](4)f()``, where pdb prints a kernel's file name of that cell."""
+
+    def name(match: re.Match[str]) -> str:
+        known = shell.compile.format_code_name(match["file"])
+        return known[1] if known else match["file"]
+
+    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", name, line)
 
 
 def _ask_builtin(question: str) -> str | None:

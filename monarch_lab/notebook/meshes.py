@@ -33,8 +33,9 @@ class Meshes:
 
     def all(self) -> dict[str, DeviceMesh]:
         """Every mesh that was not stopped, by name; a dead one is still there."""
-        session = sys.modules.get(SESSION)
-        return dict(session.meshes()) if session is not None else {}
+        # Looked up each time: another thread may be in the middle of importing it.
+        meshes = getattr(sys.modules.get(SESSION), "meshes", None)
+        return dict(meshes()) if meshes is not None else {}
 
     @property
     def current(self) -> str:

@@ -23,13 +23,16 @@ class StartProgress:
         self._handle: Any = None
 
     def __call__(self, stage: str, done: int, total: int) -> None:
-        if self._stages.get(stage) == (done, total):
-            return
-        self._stages[stage] = (done, total)
-        if self._is_live:
+        # A stage is over when it says so, or when the next one begins.
+        steps = {earlier: (of, of) for earlier, (_, of) in self._stages.items() if earlier != stage}
+        steps[stage] = (done, total)
+        ended = [name for name, (k, of) in steps.items() if k >= of and self._stages.get(name) != (k, of)]
+        is_news, self._stages = steps != self._stages, steps
+        if self._is_live and is_news:
             self._update(self._bundle())
-        elif done >= total:
-            print(f'mesh "{self._mesh}": {_stage(stage, done, total)}')
+        elif not self._is_live:
+            for name in ended:
+                print(f'mesh "{self._mesh}": {_stage(name, *steps[name])}')
 
     def show(self, result: Bundle) -> None:
         """End with ``result`` where the progress was."""
@@ -53,6 +56,6 @@ class StartProgress:
 
 def _stage(stage: str, done: int, total: int) -> str:
     word = WORDS.get(stage, stage)
-    if total > 1:
-        return f"{word} {done}/{total}"
-    return f"{word}: done" if done >= total else f"{word} …"
+    if done >= total:
+        return f"{word}: done"
+    return f"{word} {done}/{total}" if total > 1 else f"{word} …"

@@ -48,6 +48,9 @@ def on_workers(value: object, depth: int = 3) -> bool:
         return False
     if isinstance(value, module.MeshTensor):
         return True
+    nn = sys.modules.get("torch.nn")
+    if nn is not None and isinstance(value, nn.Module):
+        return any(isinstance(parameter, module.MeshTensor) for parameter in value.parameters())
     if depth == 0 or not isinstance(value, (*_LOOK_INTO, dict)) or len(value) > _MOST_ITEMS:
         return False
     return any(on_workers(item, depth - 1) for item in (value.values() if isinstance(value, dict) else value))

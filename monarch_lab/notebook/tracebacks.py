@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
+import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from IPython.core.getipython import get_ipython
-from pygments import highlight  # type: ignore[import-untyped]
-from pygments.formatters.terminal256 import Terminal256Formatter  # type: ignore[import-untyped]
-from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
-from pygments.token import Token  # type: ignore[import-untyped]
 
 import monarch_lab
 from monarch_lab.errors import MeshError, RankFailure, RemoteException, RemoteFrame
-
-CONTEXT_LINES = 2  # above and below the line that an arrow points at
-WIDTH = 75
+from monarch_lab.notebook.painting import Painter
 
 _OURS = str(Path(monarch_lab.__file__).parent)
-_NOTEBOOK = str(Path(__file__).parent)
+# What a "%%mesh" line and a "%mesh" line call; what else of ours is on the stack came by the user's own line.
+_ENTRANCES = tuple(str(Path(__file__).with_name(name)) for name in ("cell.py", "magics.py"))
 _METHOD = "_render_traceback_"
 
 
@@ -49,12 +44,16 @@ def render(error: BaseException) -> list[str]:
     is_verbose = shell.InteractiveTB.mode == "Verbose"
     if isinstance(error, RemoteException):
         local = _by_ipython(shell, error, trace) if is_verbose else []
-        return [*local, "\n".join(_remote(_Painter(shell), error))]
+        return [*local, "\n".join(_remote(Painter(shell), error, is_verbose))]
     if is_verbose:
         return _by_ipython(shell, error, trace)
+    paint = Painter(shell)
     kept = users_frames(trace)
     if kept is None or _is_notebooks_own(trace):
-        return [_Painter(shell).error(error)]
+        return [paint.error(error)]
+    if any(entry.tb_lineno != entry.tb_frame.f_lineno for entry in _entries(kept)):
+        # Raised again at the cell's end; IPython would point at where each frame ended.
+        return ["\n".join(_plain(paint, error))]
     with _chain_without_ours(error):
         return _by_ipython(shell, error, kept)
 
@@ -93,13 +92,21 @@ def _is_machinery(filename: str) -> bool:
     return filename == contextlib.__file__ or filename.startswith(folders)
 
 
+def _is_far_machinery(filename: str) -> bool:
+    """The same of a worker's file; its host may have Python elsewhere."""
+    return _is_machinery(filename) or "/site-packages/torch/" in filename or "/monarch_lab/worker/" in filename
+
+
 def _is_hidden(frame: types.FrameType) -> bool:
     return _is_machinery(frame.f_code.co_filename) or bool(frame.f_locals.get("__tracebackhide__"))
 
 
 def users_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
     """The same traceback with the user's frames only; None if there is none."""
-    kept = [entry for entry in _entries(trace) if not _is_hidden(entry.tb_frame)]
+    entries = list(_entries(trace))
+    # A line that calls straight into the notebook is the cell's "%%mesh".
+    into_ours = {id(a) for a, b in itertools.pairwise(entries) if b.tb_frame.f_code.co_filename.startswith(_ENTRANCES)}
+    kept = [entry for entry in entries if not _is_hidden(entry.tb_frame) and id(entry) not in into_ours]
     chain: types.TracebackType | None = None
     for entry in reversed(kept):
         chain = types.TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -112,7 +119,7 @@ def _is_notebooks_own(trace: types.TracebackType | None) -> bool:
     for entry in _entries(trace):
         if not _is_hidden(entry.tb_frame):
             is_own = False
-        elif entry.tb_frame.f_code.co_filename.startswith(_NOTEBOOK):
+        elif entry.tb_frame.f_code.co_filename.startswith(_ENTRANCES):
             is_own = True
     return is_own
 
@@ -139,12 +146,13 @@ def _by_ipython(shell: Any, error: BaseException, trace: types.TracebackType | N
 # a remote error
 
 
-def _remote(paint: _Painter, error: RemoteException) -> Iterator[str]:
+def _remote(paint: Painter, error: RemoteException, is_verbose: bool) -> Iterator[str]:
     yield from paint.header(type(error).__name__)
     issued = [frame for frame in error.issued if not _is_machinery(frame.filename)]
+    if not issued and not _is_notebooks_own(error.__traceback__):  # waited for where it was issued
+        issued = _frames(error)
     for frame in issued:
-        yield paint.place(frame)
-        yield from paint.lines(frame.line, _context(frame))
+        yield from paint.frame(frame)
         yield ""
     if not issued and error.cell is not None:
         yield f"{error.cell}, line {error.line}" if error.line is not None else error.cell
@@ -152,6 +160,8 @@ def _remote(paint: _Painter, error: RemoteException) -> Iterator[str]:
     for ranks, failure in _fold(error.by_rank):
         yield f"On rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}:"
         for frame in failure.frames:
+            if _is_far_machinery(frame.filename) and not is_verbose:
+                continue
             yield paint.place(frame)
             if frame.source:
                 yield from paint.lines(frame.line, {frame.line: frame.source.strip("\n")})
@@ -160,13 +170,29 @@ def _remote(paint: _Painter, error: RemoteException) -> Iterator[str]:
     yield paint.message(type(error).__name__, _with_names(str(error), error.issued, paint))
 
 
-def _with_names(text: str, frames: tuple[RemoteFrame, ...], paint: _Painter) -> str:
+def _with_names(text: str, frames: tuple[RemoteFrame, ...], paint: Painter) -> str:
     """The text with cells called as the notebook calls them: a kernel's file names of cells hold its pid."""
     for frame in frames:
         known = paint.name(frame.filename)
         if known is not None:
             text = text.replace(frame.filename, " ".join(known))
     return text
+
+
+def _plain(paint: Painter, error: BaseException) -> Iterator[str]:
+    yield from paint.header(type(error).__name__)
+    for frame in _frames(error):
+        yield from paint.frame(frame)
+        yield ""
+    yield paint.error(error)
+
+
+def _frames(error: BaseException) -> list[RemoteFrame]:
+    """The user's frames that an error came through."""
+    return [
+        RemoteFrame(entry.tb_frame.f_code.co_filename, entry.tb_lineno, entry.tb_frame.f_code.co_qualname)
+        for entry in _entries(users_frames(error.__traceback__))
+    ]
 
 
 def _fold(by_rank: dict[int, RankFailure]) -> list[tuple[list[int], RankFailure]]:
@@ -176,68 +202,3 @@ def _fold(by_rank: dict[int, RankFailure]) -> list[tuple[list[int], RankFailure]
         key = (failure.type_name, failure.text, failure.frames)
         folded.setdefault(key, ([], failure))[0].append(rank)
     return list(folded.values())
-
-
-def _context(frame: RemoteFrame) -> dict[int, str]:
-    """Lines around a line of this kernel, by number."""
-    lines = linecache.getlines(frame.filename)
-    if not 0 < frame.line <= len(lines):
-        return {frame.line: frame.source} if frame.source else {}
-    first = max(1, frame.line - CONTEXT_LINES)
-    last = min(len(lines), frame.line + CONTEXT_LINES)
-    return {number: lines[number - 1].rstrip("\n") for number in range(first, last + 1)}
-
-
-class _Painter:
-    """Text in the colours of IPython's theme; plain where it has none."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-        self._format: Callable[[Any], str] = lambda tokens: "".join(text for _, text in tokens)
-        self._highlight: Callable[[str], str] = lambda source: source
-        with contextlib.suppress(ImportError, AttributeError, KeyError):  # private in IPython, and new in 9
-            from IPython.utils.PyColorize import theme_table
-
-            name = shell.InteractiveTB._theme_name  # noqa: SLF001
-            self._format = theme_table[name].format
-            if name != "nocolor":
-                style = theme_table[name].as_pygments_style()
-                formatter = Terminal256Formatter(style=style)
-                self._highlight = lambda source: highlight(source, PythonLexer(stripnl=False), formatter)[:-1]
-
-    def header(self, name: str) -> Iterator[str]:
-        yield self._format([(Token.Topline, "-" * WIDTH)])
-        title = "Traceback (most recent call last)"
-        yield self._format([(Token.ExcName, name), (Token, title.rjust(WIDTH - len(name)))])
-
-    def name(self, filename: str) -> tuple[str, str] | None:
-        """What a cell is called, as ("Cell", "In[3]")."""
-        known: tuple[str, str] | None = self._shell.compile.format_code_name(filename)
-        return known
-
-    def place(self, frame: RemoteFrame) -> str:
-        known = self.name(frame.filename)
-        function = f", in {frame.function}" if frame.function not in ("", "<module>") else ""
-        if known is None:
-            return self._format(
-                [(Token.NormalEm, "File "), (Token.FilenameEm, f"{frame.filename}:{frame.line}"), (Token, function)]
-            )
-        label, name = known
-        return self._format(
-            [(Token.NormalEm, f"{label} "), (Token.FilenameEm, f"{name}, line {frame.line}"), (Token, function)]
-        )
-
-    def lines(self, current: int, lines: dict[int, str]) -> Iterator[str]:
-        texts = self._highlight("\n".join(lines.values())).split("\n")
-        if len(texts) != len(lines):  # the lexer takes "\r" for a line's end
-            texts = list(lines.values())
-        for number, text in zip(lines, texts, strict=True):
-            # As IPython's own: numbers end in column 7, the arrow takes what is free before them.
-            mark = f"{'-' * (5 - len(str(number)))}> {number}" if number == current else f"{number:>7}"
-            yield self._format([(Token.LinenoEm, mark)]) + f" {text}"
-
-    def message(self, name: str, text: str) -> str:
-        return self._format([(Token.ExcName, name), (Token, f": {text}" if text else "")])
-
-    def error(self, error: BaseException) -> str:
-        return self.message(type(error).__name__, str(error))

@@ -34,7 +34,7 @@ from monarch_lab.supervisor.lifecycle import (
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
 from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
 from monarch_lab.transport import platform
-from monarch_lab.transport.directory import bind_private, remove_directory
+from monarch_lab.transport.directory import bind_private
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, is_readable, poll_ms, receive_frames, send_frames
 from monarch_lab.wire.codec import Decoder, encode
@@ -140,7 +140,7 @@ class SupervisorLoop:
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Once the thread has ended, or was never started: sockets, descriptors, directory."""
+        """Once the thread has ended, or was never started: sockets and descriptors."""
         with self._orders_lock:
             if self._context is not None:
                 self._orders = None
@@ -151,7 +151,6 @@ class SupervisorLoop:
             os.close(self._lifeline)
             self._lifeline = -1
         self._doorbell.close()
-        remove_directory(self._spec.directory)
         self.start.move(MeshState.CLOSED)
 
     # --- the thread

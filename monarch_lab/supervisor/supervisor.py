@@ -19,7 +19,7 @@ from monarch_lab.supervisor.lifecycle import ProcessInfo
 from monarch_lab.supervisor.loop import SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, OnProgress, Progress
 from monarch_lab.transport import platform
-from monarch_lab.transport.directory import address, make_directory, remove_directory
+from monarch_lab.transport.directory import address, hold_directory, make_directory, remove_directory, sweep_directories
 from monarch_lab.transport.frames import share
 from monarch_lab.wire.engine import ALL, CONTROL_ALL, control_topic, topic
 from monarch_lab.wire.supervision import AgentSpec, LaunchWorker, SignalProcess
@@ -59,6 +59,8 @@ class Supervisor:
         if self._loop is not None:
             raise InternalError("a supervisor starts once")
         self.directory = make_directory()
+        self._hold = hold_directory(self.directory)
+        sweep_directories(os.path.dirname(self.directory))
         try:
             logs = self._settings.log_dir or os.path.join(self.directory, "logs")
             rendezvous = os.path.join(self.directory, "rendezvous")
@@ -68,13 +70,14 @@ class Supervisor:
             launches, processes = self._plan(os.path.abspath(logs))
             loop = SupervisorLoop(spec, launches, processes, self._settings, self._listener)
         except OSError as e:
-            remove_directory(self.directory)
+            self._let_go()
             raise LaunchError(f"mesh {self._launch.name} cannot start: {e}") from e
         self._loop = loop
         try:
             loop.open(lambda: _start_agent(spec))
         except BaseException as e:
             loop.close()
+            self._let_go()
             if isinstance(e, OSError):
                 raise LaunchError(f"mesh {self._launch.name} cannot start its agent: {e}") from e
             raise
@@ -132,6 +135,11 @@ class Supervisor:
             # The thread keeps to the bound itself; one more grace is for a machine that stands still.
             if loop.join(self._settings.timeouts.stop + self._settings.timeouts.stop_grace):
                 loop.close()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        remove_directory(self.directory)
+        os.close(self._hold)
 
     def _started(self) -> SupervisorLoop:
         if self._loop is None:

@@ -72,6 +72,7 @@ class Failure(msgspec.Struct, frozen=True):
     pickled: bytes = b""
     interrupted: bool = False
     entry: int = 0  # the entry whose prediction was wrong
+    rank: int = -1  # where it happened: others may hold it too, through a collective
 
 
 # --- definitions; each has a number that is never reused, and is sent once to every worker

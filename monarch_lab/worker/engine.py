@@ -21,7 +21,7 @@ from monarch_lab.worker.failures import DependentOnError, Failed, PredictionErro
 from monarch_lab.worker.failures import describe as describe_error
 
 Frames = Sequence[bytes | memoryview]
-INTERRUPTED = Failure("KeyboardInterrupt", "interrupted before it ran", [], interrupted=True)
+INTERRUPTED = Failure("KeyboardInterrupt", "interrupted, so it has no value", [], interrupted=True)
 
 
 class Engine:
@@ -270,7 +270,7 @@ class Engine:
     def _begin(self, ident: int, cell: int, ambient_number: int, refs: Sequence[int]) -> list[Any]:
         self.cell = cell
         if ident <= self.dropped_ident:
-            raise KeyboardInterrupt("interrupted before it ran")
+            raise KeyboardInterrupt("interrupted, so it has no value")
         self.set_ambient(ambient_number)
         inputs = [self.cells[ref] for ref in refs]
         calls.refuse_failed(*inputs)

@@ -12,6 +12,7 @@ from monarch_lab.wire.engine import Failure
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "<monarch_lab call>"
+own_rank = -1  # set once by the worker
 _MAX_PICKLED_BYTES = 1 << 20
 _MAX_TEXT = 20_000
 
@@ -77,6 +78,7 @@ def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
         pickled=_pickled(error),
         interrupted=isinstance(error, KeyboardInterrupt),
         entry=error.entry if isinstance(error, PredictionError) else 0,
+        rank=own_rank,
     )
 
 

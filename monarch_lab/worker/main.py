@@ -15,12 +15,11 @@ from typing import Any
 import torch
 import torch.distributed  # noqa: F401  in the zygote, so that a worker's first group forms quickly
 
-from monarch_lab.tensors import payload  # noqa: F401
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import groups
+from monarch_lab.worker import failures, groups
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -39,7 +38,7 @@ class Worker:
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher(self._streams)
         self._debugger = Debugger(self.report, self._flush)
-        self._cell_of_thread = threading.get_ident()
+        failures.own_rank = spec.rank
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.meshes))
 
     def report(self, message: Any, frames: Any = ()) -> None:
@@ -121,10 +120,20 @@ class Worker:
         self._flusher.stop()
 
 
+def _threads(spec: WorkerSpec) -> int:
+    """What the user asked for (``--env OMP_NUM_THREADS=1``), or this worker's share of the cores.
+
+    The zygote has read the variable long before, so it is read again here, from what the mesh was started with."""
+    asked = spec.env.get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, spec.local_world_size))
+
+
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(max(1, cores // max(1, spec.local_world_size)))
+    torch.set_num_threads(_threads(spec))
     torch.manual_seed(spec.seed)
     link = WorkerLink(spec)
     worker = Worker(spec, link)

@@ -134,7 +134,7 @@ def start_local(
         raise UsageValueError(f"{gpus_per_host} GPUs for each host were asked for, this machine has 0")
     mesh = FakeMesh(name, hosts, gpus_per_host or 2)
     workers = hosts * (gpus_per_host or 2)
-    for step in (("agent", 0, 1), ("agent", 1, 1), ("import torch", 1, 1), ("workers", 0, workers)):
+    for step in (("agent", 0, 1), ("import torch", 0, 1), ("workers", 0, workers)):
         if on_progress is not None:
             on_progress(*step)
     if on_progress is not None:

@@ -202,6 +202,7 @@ def test_an_interrupt_of_a_cell_that_awaits_is_a_keyboard_interrupt(kernel: Kern
     cell = f"%%mesh\nimport asyncio\nprint('waiting')\n{body}"
     assert kernel.run(cell, during=Once(kernel, "waiting", kernel.interrupt)) == "error"
     assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert f"> {cell.count(chr(10)) + 1} {body.splitlines()[-1]}" in traceback(kernel)
     kernel.run("print(client.log[1:], engine.active)")
     assert kernel.text() == "['interrupt', 'end'] []\n"
     assert kernel.run("%%mesh\nawait asyncio.sleep(0, 3)") == "ok"

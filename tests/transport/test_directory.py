@@ -9,7 +9,14 @@ import zmq
 
 from monarch_lab.errors import LaunchError
 from monarch_lab.transport import directory
-from monarch_lab.transport.directory import address, bind_private, make_directory, remove_directory
+from monarch_lab.transport.directory import (
+    address,
+    bind_private,
+    hold_directory,
+    make_directory,
+    remove_directory,
+    sweep_directories,
+)
 
 
 def test_the_directory_is_for_its_user_alone_and_short_enough_for_a_socket() -> None:
@@ -37,3 +44,16 @@ def test_no_short_directory_at_all_says_what_to_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(directory, "_LONGEST_PATH", 5)
     with pytest.raises(LaunchError, match="TMPDIR"):
         make_directory()
+
+
+def test_a_sweep_takes_what_nobody_holds_and_nothing_else(tmp_path: Path) -> None:
+    held, left, young, foreign = (tmp_path / name for name in ("ml-held", "ml-left", "ml-young", "other"))
+    for path in (held, left, young, foreign):
+        path.mkdir()
+    kept = hold_directory(str(held))
+    os.close(hold_directory(str(left)))
+    os.close(hold_directory(str(foreign)))
+    assert sweep_directories(str(tmp_path)) == [str(left)]
+    assert held.exists() and young.exists() and foreign.exists()
+    os.close(kept)
+    assert sweep_directories(str(tmp_path)) == [str(held)]

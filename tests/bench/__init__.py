@@ -1,0 +1,1 @@
+"""The claims in numbers: ``python -m tests.bench``. See docs/benchmarks.md."""
