@@ -79,3 +79,15 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         engine=Engine(**groups["ENGINE"]),  # type: ignore[arg-type]
         **groups[""],  # type: ignore[arg-type]
     )
+
+
+def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:
+    """Threads for the ops of one of ``workers`` on a host: OMP_NUM_THREADS where it is set, or a share of the cores.
+
+    The zygote's OpenMP has read the variable long before, so it is read again in each worker.
+    """
+    asked = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "")
+    if asked.isdecimal() and int(asked) > 0:
+        return int(asked)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(1, workers))

@@ -82,7 +82,8 @@ class MeshMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for kind in types:
             if getattr(kind, "is_mesh_tensor", False):
-                return dispatch.dispatch(func, args, kwargs)
+                handler = dispatch.special.get(func)
+                return dispatch.dispatch(func, args, kwargs) if handler is None else handler(*args, **(kwargs or {}))
         mesh = active_mesh.get()
         if mesh is not None and (func in FACTORIES or func in LITERALS):
             return create(func, args, kwargs or {}, mesh)

@@ -20,7 +20,9 @@ from monarch_lab.tensors.meta import Meta
 
 _base = torch._C.TensorBase
 _plain = torch._C.DisableTorchFunctionSubclass
+_plain_mode = torch._C.DisableTorchFunction
 _dispatch = dispatch.dispatch
+_special = dispatch.special
 
 
 class MeshTensor(torch.Tensor):
@@ -45,7 +47,8 @@ class MeshTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _dispatch(func, args, kwargs)
+        handler = _special.get(func)
+        return _dispatch(func, args, kwargs) if handler is None else handler(*args, **(kwargs or {}))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
@@ -215,6 +218,17 @@ class ConstantTensor(MeshTensor):
     """A 0-dim mesh tensor whose value the controller knows (constants.py). Becomes a MeshTensor when it is sent."""
 
     _value: torch.Tensor
+
+    def __iadd__(self, other: Any) -> Any:
+        # What optimizers do to their step counters: the general way (constants.resolve) costs ten times as much.
+        if type(other) not in (int, float):
+            return _dispatch(torch.Tensor.__iadd__, (self, other))
+        with _plain_mode():
+            self._value += other
+        return self
+
+    def item(self) -> Any:
+        return self._value.item()
 
 
 def _method(func: Any, name: str) -> Callable[..., Any]:

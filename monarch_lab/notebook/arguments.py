@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
             arguments, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             self.error(f"{error.argument_name}: {error.message}" if error.argument_name else error.message)
+        except UsageValueError as error:
+            raise error.with_traceback(None) from None  # argparse's own frames are no line of the user's
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "option" if word.startswith("-") else "argument"

@@ -5,7 +5,6 @@ Runs on: the main thread; the reader thread (control messages: interrupts and de
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed  # noqa: F401  in the zygote, so that a worker's first group forms quickly
 
+from monarch_lab import config
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
@@ -120,20 +120,9 @@ class Worker:
         self._flusher.stop()
 
 
-def _threads(spec: WorkerSpec) -> int:
-    """What the user asked for (``--env OMP_NUM_THREADS=1``), or this worker's share of the cores.
-
-    The zygote has read the variable long before, so it is read again here, from what the mesh was started with."""
-    asked = spec.env.get("OMP_NUM_THREADS", "")
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, spec.local_world_size))
-
-
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
-    torch.set_num_threads(_threads(spec))
+    torch.set_num_threads(config.threads_of_worker(spec.local_world_size))
     torch.manual_seed(spec.seed)
     link = WorkerLink(spec)
     worker = Worker(spec, link)

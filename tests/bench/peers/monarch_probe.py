@@ -28,17 +28,18 @@ def ops(quick):
     count, runs = (100, 3) if quick else (500, 5)
     processes = this_host().spawn_procs(per_host={"gpus": 1})
     times = []
-    with processes.activate():
-        for turn in range(runs + 1):
+    for turn in range(runs + 1):
+        with processes.activate():
             z, y = torch.zeros(16), torch.ones(16)
             monarch.fetch_shard(z).get()
             began = time.perf_counter()
             for _ in range(count):
                 z = z + y
-            value = float(monarch.fetch_shard(z).get()[0])
-            if turn:
-                times.append((time.perf_counter() - began) * 1e6 / count)
-            assert value == count, value
+            value = monarch.fetch_shard(z).get()
+            took = time.perf_counter() - began
+        assert float(value[0]) == count, value
+        if turn:
+            times.append(took * 1e6 / count)
     processes.stop().get()
     return {"us_per_op": statistics.median(times), "runs": runs, "ops": count}
 

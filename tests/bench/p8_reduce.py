@@ -1,0 +1,91 @@
+"""P8: ``reduce`` over a mesh dim, 1 MB and 64 MB, 2 workers.
+
+Reference: the bare gloo all-reduce, in place, between two plain processes, in turn with ours.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+import monarch_lab as ml
+from tests.bench._plain import PlainProcesses
+from tests.bench._report import Line, interleaved, main, median
+
+WORKERS = 2
+_bare: dict[str, Any] = {}  # in a plain process: its group and its tensor
+
+
+def form_group(rank: int, directory: str) -> None:
+    import os
+
+    import torch.distributed as dist
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(f"{directory}/store", WORKERS)
+    _bare["group"] = dist.ProcessGroupGloo(store, rank, WORKERS)
+
+
+def bare_all_reduce(rank: int, numel: int, count: int, is_copied: bool) -> float:
+    """Seconds a call."""
+    group = _bare["group"]
+    tensor = torch.zeros(numel)
+    group.barrier().wait()
+    began = time.perf_counter()
+    for _ in range(count):
+        value = tensor.clone() if is_copied else tensor
+        group.allreduce([value]).wait()
+    return (time.perf_counter() - began) / count
+
+
+def measure(quick: bool) -> Iterator[Line]:
+    torch.set_num_threads(1)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        ml.local_mesh(gpus_per_host=WORKERS, device="cpu") as mesh,
+        PlainProcesses(WORKERS) as plain,
+    ):
+        plain.call(form_group, directory)
+        for megabytes, count in ((1, 50), (64, 3)):
+            numel = megabytes << 18
+            with mesh.activate():
+                tensor = torch.zeros(numel)
+
+            def ours(tensor: Any = tensor, count: int = count, in_place: bool = False) -> float:
+                mesh.sync()
+                began = time.perf_counter()
+                for _ in range(count):
+                    tensor.reduce_("gpu") if in_place else tensor.reduce("gpu")
+                mesh.sync()
+                return (time.perf_counter() - began) * 1e3 / count
+
+            def bare(numel: int = numel, count: int = count, is_copied: bool = False) -> float:
+                return max(plain.call(bare_all_reduce, numel, count, is_copied)) * 1e3
+
+            fns = (
+                ours,
+                bare,
+                lambda ours=ours: ours(in_place=True),
+                lambda bare=bare: bare(is_copied=True),
+            )
+            interleaved(1, *fns)
+            found = [median(times) for times in interleaved(2 if quick else 7, *fns)]
+            del tensor, ours, fns
+            yield Line(
+                "P8",
+                f"reduce {megabytes} MB over {WORKERS} workers",
+                found[0],
+                "ms",
+                goal=1.05,
+                reference=found[1],
+                reference_is="bare gloo",
+                details={"reduce_in_place_ms": found[2], "bare_with_a_copy_first_ms": found[3], "calls_a_run": count},
+            )
+
+
+if __name__ == "__main__":
+    main("p8_reduce", measure)

@@ -1,0 +1,185 @@
+"""The notebook in a real kernel on real workers: what a user meets first, each with its way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+
+ROOT = str(Path(__file__).parents[2])
+SETUP = """
+%load_ext monarch_lab
+%colors nocolor
+%mesh start --cpu
+import torch, monarch_lab as ml
+
+@ml.remote
+def shout(t, word, end="\\n"):
+    print(word, end=end)
+    return t + 1
+
+@ml.remote
+def fail(t, word):
+    raise ValueError(word)
+
+@ml.remote
+def stop_here(t):
+    inside = 41
+    breakpoint()
+    return t + 1
+
+@ml.remote
+def sleep(t):
+    import time
+    time.sleep(600)
+    return t
+"""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Kernel]:
+    with Kernel(cwd=ROOT) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def kernel(running: Kernel) -> Kernel:
+    """A kernel with a live mesh; what a test broke is started afresh."""
+    if running.run("one") != "ok":
+        assert running.run(SETUP) == "ok", running.errors()
+    assert running.run("%mesh start --cpu") == "ok", running.errors()
+    assert running.run("%%mesh\none = torch.ones(2)\none = shout(one, 'ready') - 1") == "ok", running.errors()
+    return running
+
+
+def lines(kernel: Kernel) -> list[str]:
+    return sorted(kernel.text().splitlines())
+
+
+def traceback(kernel: Kernel) -> str:
+    [error] = kernel.errors()
+    return "\n".join(error["traceback"])
+
+
+def when(kernel: Kernel, text: str, act: object) -> object:
+    """For ``during``: acts once, when the cell printed the text."""
+    acted: list[bool] = []
+
+    def look() -> None:
+        if not acted and text in kernel.text():
+            acted.append(True)
+            act()  # type: ignore[operator]
+
+    return look
+
+
+def test_the_last_expression_of_a_cell_is_a_value_on_the_workers(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh\nx = one * 3\nx.sum()") == "ok", kernel.errors()
+    value, header = kernel.displays()
+    assert "tensor(6.)" in value["text/plain"]
+    assert "text/html" in value
+    assert header["text/plain"] == 'controller · mesh "mesh" · 2 workers'
+
+
+def test_what_workers_print_is_in_the_cell(kernel: Kernel) -> None:
+    kernel.run("%%mesh\ny = shout(one, 'hello')")
+    assert lines(kernel) == ["[0.0] hello", "[0.1] hello"]
+    kernel.run("%%mesh\ny = shout(one, 'no newline', end='')")
+    assert lines(kernel) == ["[0.0] no newline", "[0.1] no newline"]
+
+
+def test_a_remote_error_shows_the_users_line_and_the_workers(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh -q\nx = one + 1\ny = fail(x, 'three')\nz = x + 1") == "error"
+    shown = traceback(kernel)
+    assert "----> 3 y = fail(x, 'three')" in shown
+    assert "On ranks 0, 1:\n" in shown
+    assert "raise ValueError(word)\nValueError: three\n" in shown
+    assert "monarch_lab/" not in shown
+    assert "site-packages" not in shown
+    assert kernel.errors()[0]["ename"] == "RemoteException"
+    assert kernel.run("%%mesh\none + 1") == "ok"
+
+
+def test_an_op_that_cannot_be_points_at_its_own_line(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh -q\na = torch.ones(3, 4)\nb = a @ a\nc = 1") == "error"
+    shown = traceback(kernel)
+    assert "----> 3 b = a @ a" in shown
+    assert "monarch_lab/" not in shown
+
+
+def test_a_wrong_call_points_at_the_users_line(kernel: Kernel) -> None:
+    assert kernel.run("local = torch.ones(2)") == "ok"
+    assert kernel.run("%%mesh -q\nx = 1\none + local") == "error"
+    shown = traceback(kernel)
+    assert "----> 3 one + local" in shown
+    assert "mesh.replicate" in shown
+    assert "File " not in shown
+
+
+def test_a_breakpoint_asks_in_the_cell(kernel: Kernel) -> None:
+    asked: list[str] = []
+    left = {"[0.0] (Pdb) ": ["p inside + 1", "c"], "[0.1] (Pdb) ": ["c"]}
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return left[prompt].pop(0)
+
+    assert kernel.run("%%mesh\ny = stop_here(one)\ny", answer=answer) == "ok", kernel.errors()
+    assert sorted(asked) == ["[0.0] (Pdb) ", "[0.0] (Pdb) ", "[0.1] (Pdb) "]
+    assert "[0.0] 42" in lines(kernel)
+    assert "return t + 1" in kernel.text()
+
+
+def test_a_breakpoint_without_an_input_box_is_declined(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh\ny = stop_here(one)\ny", allow_stdin=False) == "ok", kernel.errors()
+    assert "[0.0] debugger declined: this front end cannot ask for input" in lines(kernel)
+
+
+def test_an_interrupt_at_a_breakpoint_ends_the_op_and_the_cell(kernel: Kernel) -> None:
+    def answer(prompt: str) -> str:
+        kernel.interrupt()
+        return ""
+
+    assert kernel.run("%%mesh\ny = stop_here(one)", answer=answer) == "error"
+    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert kernel.run("%%mesh\none + 1") == "ok", kernel.errors()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = sleep(one)",
+        "sleep(one).sum().item()",
+        "import asyncio\nawait asyncio.sleep(0)\nsleep(one).sum().item()",
+        "while True: y = one + 1",
+    ],
+)
+def test_an_interrupt_stops_the_workers_and_the_mesh_goes_on(kernel: Kernel, body: str) -> None:
+    act = when(kernel, "waiting", kernel.interrupt)
+    assert kernel.run(f"%%mesh\nz = shout(one, 'waiting')\n{body}", during=act) == "error"  # type: ignore[arg-type]
+    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert kernel.run("%%mesh\n(one + 1).sum()") == "ok", kernel.errors()
+    assert "tensor(4.)" in kernel.displays()[0]["text/plain"]
+
+
+def test_a_dead_worker_is_one_sentence_and_a_start_begins_afresh(kernel: Kernel) -> None:
+    kernel.run("import os, signal\npids = [p.pid for p in ml.meshes()['mesh'].status().processes]")
+    assert kernel.run("%%mesh\nos.kill(pids[1], signal.SIGKILL)\ny = sleep(one)") == "error"
+    assert kernel.errors()[0]["ename"] == "DeviceException"
+    assert "SIGKILL" in kernel.errors()[0]["evalue"]
+    assert kernel.run("%%mesh\n1") == "error"
+    assert traceback(kernel).startswith("DeviceException: mesh")
+    kernel.run("%mesh start --cpu")
+    assert kernel.text().startswith('Mesh "mesh" was dead (')
+    assert kernel.run("%%mesh\ntorch.ones(2).sum()") == "ok", kernel.errors()
+
+
+def test_unloading_ends_the_workers(kernel: Kernel) -> None:
+    kernel.run("workers = [p.pid for p in ml.meshes()['mesh'].status().processes]")
+    assert kernel.run("%unload_ext monarch_lab") == "ok"
+    assert kernel.text() == 'Stopped mesh "mesh" (2 workers).\n'
+    kernel.run("import psutil\nprint([pid for pid in workers if psutil.pid_exists(pid)])")
+    assert kernel.text() == "[]\n"
