@@ -84,10 +84,12 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:
     """Threads for the ops of one of ``workers`` on a host: OMP_NUM_THREADS where it is set, or a share of the cores.
 
-    The zygote's OpenMP has read the variable long before, so it is read again in each worker.
+    One core is left to the controller: OpenMP's threads wait for each other, and one that shares its core with the
+    issuing thread makes a step of milliseconds one of a hundred. The zygote's OpenMP has read the variable long
+    before, so it is read again in each worker.
     """
     asked = (os.environ if environ is None else environ).get("OMP_NUM_THREADS", "")
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, workers))
+    return max(1, (cores - 1) // max(1, workers))

@@ -95,9 +95,7 @@ def _scalar(name: str, turn: Callable[[torch.Tensor], Any]) -> Callable[..., Any
         if name != "tolist" and tensor._meta.numel != 1:
             if name == "__bool__":
                 raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
-            raise RuntimeError(
-                f"a Tensor with {tensor._meta.numel} elements cannot be converted to Scalar"
-            )
+            raise RuntimeError(f"a Tensor with {tensor._meta.numel} elements cannot be converted to Scalar")
         return turn(one_value(tensor, _SHOWN.get(name, f"t.{name}()")))
 
     method.__name__ = name
@@ -125,9 +123,7 @@ _SCALARS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 def _numpy(tensor: Any, *, force: bool = False) -> np.ndarray:
     if tensor._meta.requires_grad and not force:
-        raise RuntimeError(
-            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
-        )
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     array = one_value(tensor, "t.numpy()").numpy(force=force)
     array.flags.writeable = False  # a copy: writing to it would not reach the mesh
     return array
@@ -246,7 +242,15 @@ def install(cls: type) -> None:
     special[torch.is_nonzero] = bool
     special[torch.Tensor.is_nonzero] = bool
     cls.is_nonzero = lambda t: bool(t)  # type: ignore[attr-defined]
-    for name in ("data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory", "__dlpack__", "_typed_storage"):
+    for name in (
+        "data_ptr",
+        "storage",
+        "untyped_storage",
+        "share_memory_",
+        "pin_memory",
+        "__dlpack__",
+        "_typed_storage",
+    ):
         refusal = _refuse(name)
         setattr(cls, name, refusal)
         if hasattr(torch.Tensor, name):
@@ -265,5 +269,3 @@ def _refuse(name: str) -> Callable[..., Any]:
         raise needs_remote(f"t.{name}()")
 
     return method
-
-

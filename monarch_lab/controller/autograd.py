@@ -59,7 +59,7 @@ def set_data(tensor: Any, value: torch.Tensor) -> None:
     _sent(tensor)
     if not getattr(value, "is_mesh_tensor", False):
         raise UsageTypeError("LOCAL_TENSOR: .data of a mesh tensor is a mesh tensor: use mesh.replicate(value)")
-    dispatch.dispatch(torch.Tensor.data.__set__, (tensor, value))  # type: ignore[attr-defined]
+    dispatch.dispatch(torch.Tensor.data.__set__, (tensor, value))
     shared = value._store or value._ref
     tensor._store = shared
     shared.share(value, tensor)
@@ -186,9 +186,7 @@ def _learn(
     if key is not None:
         plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads)
         with client.lock:
-            client.define(
-                wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads)
-            )
+            client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
         client.cache.keep_plan(key, plan)
 
 

@@ -56,9 +56,7 @@ def send_call(
     template = template_of(call)
 
     def make(ident: int) -> wire.Order:
-        return wire.CallAndFetch(
-            ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers
-        )
+        return wire.CallAndFetch(ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers)
 
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))

@@ -211,7 +211,9 @@ class Client:
                 pending.fill(rank, None, [])
         return pending
 
-    def order(self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()) -> None:
+    def order(
+        self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()
+    ) -> None:
         """Send one order in its place in the stream."""
         with self.lock:
             self.flush()
@@ -396,10 +398,10 @@ class Client:
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
             case _:
-                pending = self._pending.get(message.ident)
-                if pending is not None:
-                    pending.fill(rank, message, frames[1:])
-                    if pending.done:
+                asked = self._pending.get(message.ident)
+                if asked is not None:
+                    asked.fill(rank, message, frames[1:])
+                    if asked.done:
                         self._pending.pop(message.ident, None)
 
     def _on_done(self, rank: int, message: wire.Done) -> None:

@@ -13,14 +13,14 @@ import torch
 from monarch_lab.controller import dispatch, scanning
 from monarch_lab.controller.refs import Ref
 from monarch_lab.tensors.meta import describe, intern
-from monarch_lab.wire.engine import TensorMeta
 
 _plain = torch._C.DisableTorchFunctionSubclass
 _BINARY = ("add", "sub", "mul", "div", "true_divide", "floor_divide", "remainder", "pow", "maximum", "minimum")
 _UNARY = ("neg", "abs", "sqrt", "exp", "log", "square", "reciprocal", "sign", "floor", "ceil", "round")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _OPERATORS = (
-    "add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rpow neg abs eq ne lt le gt ge iadd isub imul itruediv"
+    "add sub mul truediv floordiv mod pow radd rsub rmul rtruediv rpow neg abs eq ne lt le gt ge "
+    "iadd isub imul itruediv"
 ).split()
 _IN_PLACE = ("add_", "sub_", "mul_", "div_", "copy_", "fill_", "zero_", "pow_", "clamp_", "sqrt_", "neg_")
 
@@ -94,7 +94,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: A
     kind = scanning.constant_class
 
     def value(a: Any) -> Any:
-        return a._value if isinstance(a, kind) else a
+        return a._value if isinstance(a, kind) else a  # type: ignore[attr-defined]
 
     with _plain():
         result = func(*map(value, args), **{k: value(v) for k, v in kwargs.items()})
@@ -103,7 +103,7 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: A
     if func in _LOCAL_IN_PLACE:
         return True, args[0]
     for a in args:
-        if isinstance(a, kind) and result is a._value:
+        if isinstance(a, kind) and result is a._value:  # type: ignore[attr-defined]
             return True, a
     return True, make(result.detach(), first._ref.mesh)
 
@@ -117,10 +117,3 @@ def _materialise_within(value: Any) -> None:
     elif isinstance(value, dict):
         for v in value.values():
             _materialise_within(v)
-
-
-def metadata(value: torch.Tensor) -> TensorMeta:
-    return describe(value)
-
-
-scanning.resolve_constants = resolve

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 from typing import Any
 
-
 from monarch_lab.controller.calling import send_call
 from monarch_lab.errors import MeshError
 
@@ -95,5 +94,3 @@ def formatted(tensor: Any, spec: str) -> str:
     if len(found) == 1:
         return next(iter(found))
     return "{" + ", ".join(f"{_who(tensor, ranks)}: {value}" for value, ranks in found.items()) + "}"
-
-

@@ -64,9 +64,7 @@ class Log:
 
     def drop_interrupted(self) -> None:
         with self._lock:
-            self._ops = {
-                k: op for k, op in self._ops.items() if not all(f.interrupted for f in op.by_rank.values())
-            }
+            self._ops = {k: op for k, op in self._ops.items() if not all(f.interrupted for f in op.by_rank.values())}
 
 
 def place(location: Location) -> str:
@@ -104,7 +102,7 @@ def _class_for(error: BaseException | None) -> type[RemoteException]:
         try:
             made = type("RemoteException", (RemoteException, kind), {"__module__": "monarch_lab.errors"})
             made("probe", {})
-            _classes[kind] = made  # type: ignore[assignment]
+            _classes[kind] = made
         except TypeError:
             _classes[kind] = RemoteException
     return _classes[kind]

@@ -128,9 +128,7 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
     inputs = [t._meta.wire for t in call.tensors] if collective else []
     with client.lock:
         client.define(
-            wire.EntryDef(
-                entry.number, template, answer.tree, answer.outputs, answer.keeps, list(answer.after), inputs
-            )
+            wire.EntryDef(entry.number, template, answer.tree, answer.outputs, answer.keeps, list(answer.after), inputs)
         )
     client.cache.keep(call.key, entry)
 

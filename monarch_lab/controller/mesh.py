@@ -155,7 +155,7 @@ class DeviceMesh:
     def rename(self, **dims: str) -> DeviceMesh:
         """The same processes under other names: ``mesh.rename(host="dp")``."""
         for name in dims:
-            self._axis(name)
+            self.axis(name)
         names = [dims.get(n, n) for n in self.names]
         if len(set(names)) != len(names):
             raise UsageValueError(f"Duplicate dimension name in {names}")
@@ -193,7 +193,8 @@ class DeviceMesh:
             raise UsageValueError(f"Duplicate dimension name in {names}")
         return self._other(Slice(self.slice_.offset, tuple(new_sizes), tuple(strides)), names)
 
-    def _axis(self, name: str) -> int:
+    def axis(self, name: str) -> int:
+        """Place of a dim among the names. KeyError for an unknown one."""
         if name not in self.names:
             raise UsageKeyError(f"{self} does not have dimension {name!r}; it has {', '.join(self.names)}")
         return self.names.index(name)
@@ -203,7 +204,7 @@ class DeviceMesh:
         dims = self.names if dim is None else (dim,) if isinstance(dim, str) else dim
         total = 1
         for name in dims:
-            total *= self.slice_.sizes[self._axis(name)]
+            total *= self.slice_.sizes[self.axis(name)]
         return total
 
     def to_tensor(self) -> torch.Tensor:
@@ -216,7 +217,7 @@ class DeviceMesh:
     def rank(self, dim: str | Sequence[str]) -> Any:
         """A 0-dim int64 mesh tensor: each process's coordinate along a dim (several: row-major in that order)."""
         dims = [dim] if isinstance(dim, str) else list(dim)
-        axes = [self._axis(d) for d in dims]
+        axes = [self.axis(d) for d in dims]
         values = {}
         for rank in self.ranks_key:
             at, total = self.slice_.coordinates(rank), 0
@@ -255,7 +256,7 @@ class DeviceMesh:
 
         Raises KeyError for an unknown mesh dim, ValueError where the size does not divide.
         """
-        self._axis(dim_name)
+        self.axis(dim_name)
         return self._placed(value, lambda t: placing.shard(self, t, dim_name, dim))
 
     def _placed(self, value: Any, put: Any) -> Any:
@@ -265,7 +266,7 @@ class DeviceMesh:
 
         def one(x: Any) -> Any:
             if not isinstance(x, torch.Tensor):
-                if type(x).__module__ == "numpy" and hasattr(x, "__array__") and getattr(x, "ndim", 0):
+                if type(x).__module__ == "numpy" and hasattr(x, "__array__") and int(getattr(x, "ndim", 0)) > 0:
                     x = torch.as_tensor(x)
                 else:
                     return x
@@ -361,7 +362,3 @@ def _module_placed(module: torch.nn.Module, put: Any) -> torch.nn.Module:
             if id(t) not in memo:
                 memo[id(t)] = put(t)
         return copy.deepcopy(module, memo)
-
-
-
-

@@ -11,9 +11,7 @@ from monarch_lab.tensors.naming import shown
 
 
 def local_value(func: Any, value: Any) -> UsageError:
-    what = (
-        f"a local tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a numpy array"
-    )
+    what = f"a local tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a numpy array"
     return UsageTypeError(
         f"LOCAL_TENSOR: {shown(func)} was given {what} beside a mesh tensor: put it on the mesh first, with "
         'mesh.shard(batch, "gpu") to cut it along a mesh dim or mesh.replicate(x) to copy it whole'

@@ -23,7 +23,9 @@ _SHAPED = (
     "empty_permuted normal tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window "
     "kaiser_window complex polar"
 ).split()
-_LITERALS = "tensor as_tensor asarray scalar_tensor sparse_coo_tensor sparse_csr_tensor sparse_compressed_tensor".split()
+_LITERALS = (
+    "tensor as_tensor asarray scalar_tensor sparse_coo_tensor sparse_csr_tensor sparse_compressed_tensor".split()
+)
 FACTORIES = {getattr(torch, n) for n in _SHAPED if n not in ("complex", "polar")} | {
     torch.fft.fftfreq,
     torch.fft.rfftfreq,

@@ -94,9 +94,7 @@ def reduce(tree: Any, dims: Any = (), reduction: str = "sum", scatter: bool = Fa
     rank's own entry. Raises KeyError for an unknown dim, ValueError for an unknown reduction or a dim named twice,
     TypeError where the leading dims do not fit a scatter.
     """
-    return tree_map(
-        lambda x: reduce_tensor(x, dims, reduction, scatter=scatter, mesh=mesh) if _is_mesh(x) else x, tree
-    )
+    return tree_map(lambda x: reduce_tensor(x, dims, reduction, scatter=scatter, mesh=mesh) if _is_mesh(x) else x, tree)
 
 
 def reduce_(tree: Any, dims: Any = (), reduction: str = "sum", mesh: Any = None) -> Any:
@@ -117,7 +115,9 @@ def _coordinates(mesh: Any, shard: dict[str, int] | None, dims: dict[str, int]) 
         size = mesh.sizes[name]
         if name not in chosen:
             if size != 1:
-                raise UsageValueError(f"Missing key {name!r}: say which process, as in gpu=0; {mesh} has {size} of them")
+                raise UsageValueError(
+                    f"Missing key {name!r}: say which process, as in gpu=0; {mesh} has {size} of them"
+                )
             at.append(0)
             continue
         index = chosen[name]

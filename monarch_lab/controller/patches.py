@@ -49,7 +49,7 @@ def _patch_manual_seed() -> None:
 
 def _patch_autograd_function() -> None:
     """``autograd.Function.apply`` with a mesh tensor would run here, on no data: refused (rule 12)."""
-    original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    original = torch.autograd.Function.apply.__func__
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def _patch_autograd_function() -> None:
                 raise needs_remote(f"autograd.Function {cls.__name__}")
         return original(cls, *args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+    torch.autograd.Function.apply = classmethod(apply)
 
 
 def _patch_data_loader() -> None:
@@ -82,8 +82,8 @@ def _patch_data_loader() -> None:
         finally:
             active_mesh.reset(token)
 
-    base.__next__ = local_next  # type: ignore[method-assign]
-    torch.utils.data.DataLoader.__iter__ = local_iter  # type: ignore[method-assign]
+    base.__next__ = local_next
+    torch.utils.data.DataLoader.__iter__ = local_iter
 
 
 def _disarm() -> None:

@@ -60,9 +60,7 @@ def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
     parts = [p.clone(memory_format=torch.contiguous_format) for p in _plain_copy(tensor).detach().chunk(n, dim)]
     if tensor.requires_grad:
         parts = [p.requires_grad_(True) for p in parts]
-    values = {
-        rank: [parts[mesh.slice_.coordinates(rank)[axis] if mesh.sizes else 0]] for rank in mesh.ranks_key
-    }
+    values = {rank: [parts[mesh.slice_.coordinates(rank)[axis] if mesh.sizes else 0]] for rank in mesh.ranks_key}
     equal = mesh.all_equal & ~(bit | bit << 16) if n > 1 else mesh.all_equal
     ref = Ref(next(mesh.client.refs), mesh, equal)
     place(mesh, values, [ref.id], same=False)

@@ -11,6 +11,11 @@ from monarch_lab.controller.mesh import get_active_mesh
 from monarch_lab.wire import engine as wire
 
 
+def kernel_seed() -> int:
+    """This process's own seed: what the workers of a new mesh start from."""
+    return torch.initial_seed() % (1 << 63)
+
+
 def seed_active(seed: int) -> None:
     """Seed the processes of the active mesh as torch.manual_seed does: all equally."""
     mesh = get_active_mesh()
@@ -27,9 +32,9 @@ def vary(*dims: str, seed: int | None = None) -> Iterator[None]:
     """
     mesh = get_active_mesh()
     chosen = dims or mesh.names
-    axes = [mesh._axis(d) for d in chosen]
+    axes = [mesh.axis(d) for d in chosen]
     client = mesh.client
-    base = (torch.initial_seed() if seed is None else int(seed)) % (1 << 63)
+    base = kernel_seed() if seed is None else int(seed) % (1 << 63)
     level = client.vary_level
     before = client.varied
     for rank in mesh.ranks_key:
@@ -46,5 +51,3 @@ def vary(*dims: str, seed: int | None = None) -> Iterator[None]:
         client.vary_level = level
         if client.state == "live":
             client.order(wire.Vary(level, 0, -1), mesh.ranks_key)
-
-

@@ -96,5 +96,3 @@ def call_on_shard_and_fetch(
 ) -> Future[Any]:
     """``ml.remote(fn).call_on_shard_and_fetch(...)``."""
     return remote(fn).call_on_shard_and_fetch(*args, shard=shard, **kwargs)
-
-

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.errors import InternalError
 from monarch_lab.tensors.naming import name_of
 from monarch_lab.tensors.template import CallTree, Input, Number
 
@@ -55,7 +56,10 @@ KEYED_FLOATS: set[Any] = {
 handle_class: type = torch.Tensor
 handle_classes: frozenset[type] = frozenset()
 constant_class: type = torch.Tensor
-resolve_constants: Callable[[Any, tuple[Any, ...], dict[str, Any]], tuple[bool, Any]]
+
+
+def resolve_constants(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+    raise InternalError("constants.resolve was not put here")
 
 
 @dataclass(slots=True)
@@ -154,7 +158,7 @@ class Walk:
 
     def _tensor(self, a: torch.Tensor) -> Any:
         if isinstance(a, constant_class):
-            value = a._value
+            value: torch.Tensor = a._value  # type: ignore[attr-defined]
         elif a.dim() == 0 and not a.requires_grad and a.device.type != "meta":
             value = a
         else:

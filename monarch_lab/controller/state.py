@@ -47,3 +47,8 @@ def ambient_number() -> int:
 
 def ambient_values(number: int) -> dict[str, Any]:
     return _values[number]
+
+
+def visible_gpus() -> int:
+    """Number of GPUs that this process sees."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

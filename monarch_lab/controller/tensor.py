@@ -89,7 +89,7 @@ class MeshTensor(torch.Tensor):
             return
         fresh = dispatch.make_handle(meta, self._ref)
         with _plain():
-            _base.data.__set__(self, fresh)  # type: ignore[attr-defined]
+            _base.data.__set__(self, fresh)
         self._meta = meta
 
     def size(self, dim: int | None = None) -> Any:
@@ -114,7 +114,7 @@ class MeshTensor(torch.Tensor):
     # --- gradients
 
     @property
-    def grad(self) -> MeshTensor | None:  # type: ignore[override]
+    def grad(self) -> MeshTensor | None:
         return self._grad
 
     @grad.setter
@@ -126,7 +126,7 @@ class MeshTensor(torch.Tensor):
         autograd.set_grad(self, None)
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         return self._meta.requires_grad
 
     @requires_grad.setter
@@ -134,7 +134,7 @@ class MeshTensor(torch.Tensor):
         self.requires_grad_(value)
 
     @property
-    def data(self) -> MeshTensor:  # type: ignore[override]
+    def data(self) -> MeshTensor:
         return _dispatch(_DATA_GET, (self,))
 
     @data.setter
@@ -142,11 +142,11 @@ class MeshTensor(torch.Tensor):
         autograd.set_data(self, value)
 
     @property
-    def grad_fn(self) -> Any:  # type: ignore[override]
+    def grad_fn(self) -> Any:
         return answers.grad_fn(self)
 
     @property
-    def retains_grad(self) -> bool:  # type: ignore[override]
+    def retains_grad(self) -> bool:
         return self in self._ref.mesh.client.retained
 
     @property
@@ -189,7 +189,6 @@ class MeshTensor(torch.Tensor):
 
     def __dir__(self) -> list[str]:
         return dir(torch.Tensor)
-
 
     @property
     def _is_param(self) -> bool:
@@ -285,7 +284,11 @@ def _add_methods() -> None:
             continue
         member = getattr(torch.Tensor, name, None)
         raw = next((k.__dict__[name] for k in torch.Tensor.__mro__ if name in k.__dict__), None)
-        if raw is None or isinstance(raw, (staticmethod, classmethod)) or raw.__class__.__name__ == "wrapper_descriptor":
+        if (
+            raw is None
+            or isinstance(raw, (staticmethod, classmethod))
+            or raw.__class__.__name__ == "wrapper_descriptor"
+        ):
             if not (name.startswith("__") and callable(member) and raw.__class__.__name__ == "wrapper_descriptor"):
                 continue
             if name in object.__dict__:
@@ -314,9 +317,10 @@ def _attribute(name: str, descriptor: Any) -> property:
     return property(lambda self: _dispatch(getter, (self,)), write if name in ("real", "imag") else None)
 
 
-_DATA_GET = torch.Tensor.data.__get__  # type: ignore[attr-defined]
+_DATA_GET = torch.Tensor.data.__get__
 _add_methods()
 answers.install(MeshTensor)
 dispatch.handle_class = scanning.handle_class = MeshTensor
 dispatch.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
 scanning.constant_class = ConstantTensor
+scanning.resolve_constants = constants.resolve

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 
-import torch
-
 from monarch_lab import config
 from monarch_lab.controller.mesh import DeviceMesh
+from monarch_lab.controller.random import kernel_seed
+from monarch_lab.controller.state import visible_gpus
 from monarch_lab.errors import UsageValueError
-from monarch_lab.session.session import Progress, Session, default_seed, free_name, meshes
+from monarch_lab.session.session import Progress, Session, free_name, meshes
 from monarch_lab.supervisor import MeshLaunch
 
 
@@ -58,7 +58,7 @@ def start_local(
         hosts=hosts,
         per_host=per_host,
         device=chosen,
-        seed=default_seed(),
+        seed=kernel_seed(),
         env=dict(env or {}),
         python_path=[p for p in sys.path if p],
         cwd=os.getcwd(),
@@ -68,18 +68,16 @@ def start_local(
     return session.mesh
 
 
-def _devices(
-    hosts: int, per_host: int | None, device: str | None, settings: config.Settings
-) -> tuple[str, int]:
+def _devices(hosts: int, per_host: int | None, device: str | None, settings: config.Settings) -> tuple[str, int]:
     for what, number in (("hosts", hosts), ("workers for each host", per_host)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
             raise UsageValueError(f"a mesh has at least 1 of {what}, not {number!r}")
     if device not in (None, "cpu", "cuda"):
         raise UsageValueError(f'device is "cpu" or "cuda", not {device!r}')
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() and device != "cpu" else 0
+    gpus = visible_gpus() if device != "cpu" else 0
     if device == "cuda" and gpus < hosts * (per_host or 1):
         raise UsageValueError(
-            f'{hosts * (per_host or 1)} workers with a GPU each were asked for and this machine has {gpus}: use --cpu '
+            f"{hosts * (per_host or 1)} workers with a GPU each were asked for and this machine has {gpus}: use --cpu "
             '(device="cpu") for CPU workers'
         )
     if device is None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from monarch_lab.config import Settings
 from monarch_lab.controller import patches
 from monarch_lab.controller.client import Client
@@ -127,10 +125,6 @@ def meshes() -> dict[str, DeviceMesh]:
 def free_name() -> str:
     """mesh, mesh2, mesh3 ..."""
     return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in _sessions)
-
-
-def default_seed() -> int:
-    return torch.initial_seed() % (1 << 63)
 
 
 @atexit.register

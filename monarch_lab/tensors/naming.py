@@ -1,7 +1,8 @@
 """Functions to names and back.
 
 A name is a dotted path that gives the very same object in another interpreter with the same torch, a getter or
-setter of a tensor's attribute (``get:T``), an operator of torch.ops (``op:aten::add.Tensor``), or ``payload:N``, a function that was sent by value.
+setter of a tensor's attribute (``get:T``), an operator of torch.ops (``op:aten::add.Tensor``), or ``payload:N``, a
+function that was sent by value.
 """
 
 from __future__ import annotations
@@ -92,8 +93,11 @@ def name_of(function: Any) -> str | None:
 
 @functools.cache
 def _operators() -> dict[Any, str]:
-    return {getattr(torch.Tensor, n): n for n in dir(torch.Tensor) if n.startswith("__") and n.endswith("__")
-            and isinstance(getattr(torch.Tensor, n), types.FunctionType)}
+    return {
+        getattr(torch.Tensor, n): n
+        for n in dir(torch.Tensor)
+        if n.startswith("__") and n.endswith("__") and isinstance(getattr(torch.Tensor, n), types.FunctionType)
+    }
 
 
 def _importable(module: str) -> bool:
@@ -125,9 +129,20 @@ def resolve(name: str, payloads: dict[int, Any]) -> Callable[..., Any]:
     raise ProtocolError(f"{name!r} names no function")
 
 
+_SIGNS = {
+    "add": "+", "radd": "+", "iadd": "+=", "sub": "-", "rsub": "-", "isub": "-=", "mul": "*", "rmul": "*",
+    "imul": "*=", "truediv": "/", "rtruediv": "/", "itruediv": "/=", "floordiv": "//", "mod": "%", "pow": "**",
+    "rpow": "**", "matmul": "@", "rmatmul": "@", "and": "&", "or": "|", "xor": "^", "eq": "==", "ne": "!=",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "getitem": "t[...]", "setitem": "t[...] =",
+}  # fmt: skip
+
+
 def shown(function: Any) -> str:
-    """How a function is called in messages: ``torch.add``, ``Tensor.sum``, ``my_function``."""
+    """How a function is called in messages: ``torch.cat``, ``Tensor.sum``, ``+``, ``my_function``."""
     name = getattr(function, "shown", None) or name_of(function)
     if name is None or name.startswith("payload:"):
         return getattr(function, "__name__", repr(function))
-    return name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name.removeprefix("get:")
+    if name.startswith("torch.Tensor."):
+        method = name.removeprefix("torch.Tensor.")
+        return _SIGNS.get(method.strip("_"), f"Tensor.{method}") if method.startswith("__") else f"Tensor.{method}"
+    return name.removeprefix("get:")

@@ -245,20 +245,7 @@ class Exit(Message, frozen=True):
     pass
 
 
-Order = (
-    Define
-    | Batch
-    | Learn
-    | LearnBackward
-    | Place
-    | Fetch
-    | CallAndFetch
-    | Poison
-    | Retain
-    | Seed
-    | Vary
-    | Exit
-)
+Order = Define | Batch | Learn | LearnBackward | Place | Fetch | CallAndFetch | Poison | Retain | Seed | Vary | Exit
 
 
 # --- control, kernel to a worker's reader thread: heard while an op runs

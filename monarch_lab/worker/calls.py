@@ -114,7 +114,7 @@ def make_entry(definition: EntryDef, template: Template, rank: int, arm: Callabl
         lines.append("    if bad: wrong(r)")
     lines += stores
     lines.append(f"    return i + {position}")
-    return Entry(definition, template, _compile("op", lines, source.names), tuple(fresh), position)  # type: ignore[arg-type]
+    return Entry(definition, template, _compile("op", lines, source.names), tuple(fresh), position)
 
 
 def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> None:

@@ -103,7 +103,7 @@ class _Reduce(torch.autograd.Function):
         return whole[group.position].clone() if scatter else whole
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         (gradient,) = gradients
         group, reduction = ctx.group, ctx.reduction
         if reduction == "stack":

@@ -71,7 +71,8 @@ class Terminal(io.TextIOBase):
 
 class WorkerPdb(pdb.Pdb):
     def __init__(self, terminal: Terminal, ended: Callable[[], None]) -> None:
-        super().__init__(stdin=terminal, stdout=terminal, nosigint=True, readrc=False)
+        streams: Any = terminal  # all that pdb uses of a file
+        super().__init__(stdin=streams, stdout=streams, nosigint=True, readrc=False)
         self.use_rawinput = False
         self.prompt = "(Pdb) "
         self._ended = ended
@@ -108,7 +109,7 @@ class Debugger:
 
     def install(self) -> None:
         sys.breakpointhook = self._hook
-        pdb.set_trace = lambda *, header=None, **_: self._start(sys._getframe(1), header)  # type: ignore[assignment]
+        pdb.set_trace = lambda *, header=None, **_: self._start(sys._getframe(1), header)
 
     def reply(self, message: DebugReply) -> None:
         self._replies.put(message)

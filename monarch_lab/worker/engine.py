@@ -100,7 +100,7 @@ class Engine:
     def arm(self, leaf: torch.Tensor, ref: int) -> None:
         """Let a leaf say when a backward pass has accumulated into it."""
         if getattr(leaf, "_monarch_ref", None) != ref:
-            leaf._monarch_ref = ref  # type: ignore[attr-defined]
+            leaf._monarch_ref = ref
             touched = self.touched
             leaf.register_post_accumulate_grad_hook(lambda _: touched.append(ref))
 

@@ -54,7 +54,7 @@ class Worker:
             stream.flush()
 
     def install(self) -> None:
-        sys.stdout, sys.stderr = self._streams  # type: ignore[assignment]
+        sys.stdout, sys.stderr = self._streams
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
         self._flusher.start()

@@ -24,9 +24,7 @@ class CellStream(io.TextIOBase):
         self._size = 0
         self._lock = threading.Lock()  # guards _pending and _size
 
-    @property
-    def encoding(self) -> str:
-        return "utf-8"
+    encoding = "utf-8"
 
     @property
     def name(self) -> str:

@@ -24,7 +24,9 @@ GRACE_S = 3  # for a resource tracker and the like to see that its parent is gon
 
 
 def claims() -> list[str]:
-    return sorted((p.stem for p in HERE.glob("[a-z][0-9]*_*.py")), key=lambda n: (n[0] != "p", int(n[1:].split("_")[0])))
+    return sorted(
+        (p.stem for p in HERE.glob("[a-z][0-9]*_*.py")), key=lambda n: (n[0] != "p", int(n[1:].split("_")[0]))
+    )
 
 
 def chosen(wanted: list[str]) -> list[str]:
@@ -43,7 +45,12 @@ def run(claim: str, quick: bool, json_directory: Path | None) -> bool:
     mark = uuid.uuid4().hex
     command = [sys.executable, "-m", f"tests.bench.{claim}", *(["--quick"] if quick else [])]
     process = subprocess.Popen(
-        command, cwd=_peers.ROOT, env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=_peers.ROOT,
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     found = []
     try:

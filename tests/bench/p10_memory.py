@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-import monarch_lab as ml
+from tests.bench._mesh import mesh_of
 from tests.bench._plain import PlainProcesses
 from tests.bench._report import Line, main
 from tests.bench.peers._util import mem
@@ -23,7 +23,7 @@ def mean_pss(pids: Sequence[int]) -> float:
 
 def measure(quick: bool) -> Iterator[Line]:
     # One after the other: what both map would count half in each.
-    with ml.local_mesh(gpus_per_host=WORKERS, device="cpu") as mesh:
+    with mesh_of(WORKERS) as mesh:
         with mesh.activate():
             torch.ones(2) + 1  # noqa: B018
         mesh.sync()

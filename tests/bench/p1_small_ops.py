@@ -13,6 +13,7 @@ import torch
 
 import monarch_lab as ml
 from tests.bench import _peers
+from tests.bench._mesh import mesh_of
 from tests.bench._report import Line, interleaved, main, median
 
 OPS = 1000
@@ -20,9 +21,8 @@ CELL = compile(f"for _ in range({OPS}):\n    z = z + y\n", "<cell>", "exec")
 
 
 def measure(quick: bool) -> Iterator[Line]:
-    torch.set_num_threads(1)
     turns = 7 if quick else 31
-    with ml.local_mesh(gpus_per_host=1, device="cpu") as mesh:
+    with mesh_of(1) as mesh:
         issued: list[float] = []
 
         def run(names: dict[str, Any], value: Any) -> float:

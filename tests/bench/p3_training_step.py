@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import monarch_lab as ml
+from tests.bench._mesh import mesh_of
 from tests.bench._report import Line, interleaved, main, median
 
 BATCH = 64
@@ -73,7 +74,7 @@ def layers(narrow: int, wide: int) -> nn.Module:
 def measure_shapes(narrow: int, wide: int, turns: int) -> Iterator[Line]:
     model = layers(narrow, wide)
     x, target = torch.randn(BATCH, narrow), torch.randn(BATCH, narrow)
-    with ml.local_mesh(gpus_per_host=1, device="cpu") as mesh:
+    with mesh_of(1) as mesh:
         misses = mesh.client.cache
         local = Training(copy.deepcopy(model), x, target, lambda losses: losses)
         ours = Training(mesh.replicate(model), mesh.replicate(x), mesh.replicate(target), ml.inspect)
@@ -116,7 +117,6 @@ def measure_shapes(narrow: int, wide: int, turns: int) -> Iterator[Line]:
 
 
 def measure(quick: bool) -> Iterator[Line]:
-    torch.set_num_threads(1)
     turns = 3 if quick else 9
     yield from measure_shapes(256, 1024, turns)
     yield from measure_shapes(32, 32, turns)

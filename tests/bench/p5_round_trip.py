@@ -13,6 +13,7 @@ import torch
 
 import monarch_lab as ml
 from tests.bench import _peers
+from tests.bench._mesh import mesh_of
 from tests.bench._plain import PlainProcesses
 from tests.bench._report import Line, interleaved, main, median, percentile
 
@@ -21,9 +22,8 @@ TURN = 50  # calls in a row of one system
 
 
 def measure(quick: bool) -> Iterator[Line]:
-    torch.set_num_threads(1)
     calls = 100 if quick else 500
-    with ml.local_mesh(gpus_per_host=WORKERS, device="cpu") as mesh, PlainProcesses(WORKERS) as plain:
+    with mesh_of(WORKERS) as mesh, PlainProcesses(WORKERS) as plain:
 
         @ml.remote
         def two():

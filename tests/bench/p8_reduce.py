@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import monarch_lab as ml
+from tests.bench._mesh import mesh_of
 from tests.bench._plain import PlainProcesses
 from tests.bench._report import Line, interleaved, main, median
 
@@ -43,10 +43,9 @@ def bare_all_reduce(rank: int, numel: int, count: int, is_copied: bool) -> float
 
 
 def measure(quick: bool) -> Iterator[Line]:
-    torch.set_num_threads(1)
     with (
         tempfile.TemporaryDirectory() as directory,
-        ml.local_mesh(gpus_per_host=WORKERS, device="cpu") as mesh,
+        mesh_of(WORKERS) as mesh,
         PlainProcesses(WORKERS) as plain,
     ):
         plain.call(form_group, directory)
