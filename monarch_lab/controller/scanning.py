@@ -141,6 +141,9 @@ class Walk:
             from monarch_lab.controller.messages import generator
 
             raise generator(self.func)
+        if isinstance(a, tuple) and kind.__module__ == "torch.return_types":  # out= of torch.sort and the like
+            self.key.append((tuple, len(a)))
+            return tuple([self.value(x) for x in a])
         if isinstance(a, tuple) and hasattr(a, "_fields"):
             self.key.append((kind, len(a)))
             return kind(*[self.value(x) for x in a])

@@ -13,17 +13,19 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from monarch_lab.notebook import tracebacks
+from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.cell import CellRunner
 from monarch_lab.notebook.comm import Panel
 from monarch_lab.notebook.completion import MeshMatcher
 from monarch_lab.notebook.magics import MeshMagics, stopped
 from monarch_lab.notebook.meshes import Meshes
+from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.output import Front
 from monarch_lab.notebook.shown import ShownValues
 from monarch_lab.notebook.transform import RUNNER, MarkFirstLine, WrapBody
 
 FRONT = "monarch_lab.controller.front"
+MESH = ("monarch_lab.controller.mesh", "DeviceMesh")
 
 # By shell: there is one in a process, but for tests.
 _loaded: dict[int, Extension] = {}
@@ -52,13 +54,13 @@ class Extension:
 
     def __init__(self, ip: Any) -> None:
         self._ip = ip
-        self.meshes = Meshes()
         self.front = Front(ip)
+        self.meshes = Meshes(lambda: _set_default_front(self.front))
         self._parts = contextlib.ExitStack()
 
     def start(self) -> None:
         with contextlib.ExitStack() as parts:
-            for part in (_magics, _cells, _events, _panel):
+            for part in (_magics, _cells, _cards, _events, _panel):
                 parts.enter_context(part(self._ip, self.meshes, self.front))
             tracebacks.install()
             parts.callback(tracebacks.remove)
@@ -107,6 +109,23 @@ def _cells(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
             if ours in transformers:
                 transformers.remove(ours)
         delattr(builtins, RUNNER)
+
+
+@contextlib.contextmanager
+def _cards(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
+    """A mesh as the value of a cell is its card, in a front end that shows HTML."""
+
+    def card(mesh: Any) -> str | None:
+        snapshot = mesh.status()
+        is_whole = len(mesh) == len(snapshot.processes)
+        return status.card_html(readable(snapshot)) if is_whole else None
+
+    formatter = ip.display_formatter.formatters["text/html"]
+    formatter.for_type_by_name(*MESH, card)
+    try:
+        yield
+    finally:
+        formatter.pop(".".join(MESH), None)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.display import display
 
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import status
+from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.arguments import HELP, Parser, assignment, count, split, suggestion
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
@@ -156,14 +156,20 @@ class MeshMagics(Magics):
                 mesh.exit()
                 print(f'Mesh "{mesh.name}" was dead{f" ({note})" if note else ""}: stopped it.')
         progress = StartProgress(self.shell, name)
-        mesh = self._meshes.start(
-            name,
-            progress,
-            hosts=arguments.hosts,
-            gpus_per_host=arguments.per_host,
-            device="cpu" if arguments.cpu else None,
-            env=dict(arguments.env) or None,
-        )
+        try:
+            mesh = self._meshes.start(
+                name,
+                progress,
+                hosts=arguments.hosts,
+                gpus_per_host=arguments.per_host,
+                device="cpu" if arguments.cpu else None,
+                env=dict(arguments.env) or None,
+            )
+        except BaseException as error:
+            progress.fail()
+            if isinstance(error, KeyboardInterrupt):
+                tracebacks.leave_out_our_frames(error)
+            raise
         progress.show(status.card(readable(mesh.status())))
 
     def status(self, arguments: Arguments) -> None:

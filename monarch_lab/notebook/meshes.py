@@ -27,7 +27,9 @@ NONE_RUNS = "No mesh is running: type %mesh start"
 class Meshes:
     """Also what the panel's buttons do (comm.PanelCommands), then on a thread beside the running cell."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_import: Callable[[], None] = lambda: None) -> None:
+        """``on_import``: called when the session was imported, before a mesh starts."""
+        self._on_import = on_import
         self._current = ""
         self._seq = 0
 
@@ -65,7 +67,9 @@ class Meshes:
         return mesh
 
     def start(self, name: str, on_progress: Callable[[str, int, int], None], **options: Any) -> DeviceMesh:
-        mesh: DeviceMesh = importlib.import_module(SESSION).start_local(name=name, on_progress=on_progress, **options)
+        session = importlib.import_module(SESSION)
+        self._on_import()
+        mesh: DeviceMesh = session.start_local(name=name, on_progress=on_progress, **options)
         self._current = name
         return mesh
 

@@ -38,6 +38,12 @@ class StartProgress:
         """End with ``result`` where the progress was."""
         self._update(result)
 
+    def fail(self) -> None:
+        """End without a mesh; the error itself is shown by whoever raised it."""
+        if self._handle is not None:
+            text = f'mesh "{self._mesh}" did not start'
+            self._update({"text/plain": text, "text/html": f"<div style='color: inherit;'>{escape(text)}</div>"})
+
     def _update(self, bundle: Bundle) -> None:
         if self._handle is not None:
             self._handle.update(bundle, raw=True)

@@ -25,6 +25,8 @@ _OURS = str(Path(monarch_lab.__file__).parent)
 # What a "%%mesh" line and a "%mesh" line call; what else of ours is on the stack came by the user's own line.
 _ENTRANCES = tuple(str(Path(__file__).with_name(name)) for name in ("cell.py", "magics.py"))
 _METHOD = "_render_traceback_"
+# Parts of a worker's file names; bdb is there when a debugger was left with q.
+_FAR_MACHINERY = ("/site-packages/torch/", "/monarch_lab/worker/", "/bdb.py")
 
 
 def install() -> None:
@@ -94,7 +96,7 @@ def _is_machinery(filename: str) -> bool:
 
 def _is_far_machinery(filename: str) -> bool:
     """The same of a worker's file; its host may have Python elsewhere."""
-    return _is_machinery(filename) or "/site-packages/torch/" in filename or "/monarch_lab/worker/" in filename
+    return _is_machinery(filename) or any(part in filename for part in _FAR_MACHINERY)
 
 
 def _is_hidden(frame: types.FrameType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -17,9 +18,13 @@ def _serve(rank: int, connection: Any) -> None:
     torch.set_num_threads(1)
     torch.ones(2) + 1  # noqa: B018  (an op has run, as in a worker that is ready)
     connection.send(os.getpid())
+    kept: dict[str, Any] = {}
     while (call := connection.recv()) is not None:
-        fn, args = cloudpickle.loads(call)
-        connection.send(fn(rank, *args))
+        try:
+            fn, args = cloudpickle.loads(call)
+            connection.send((True, fn(rank, kept, *args)))
+        except Exception:
+            connection.send((False, traceback.format_exc()))
 
 
 class PlainProcesses:
@@ -55,10 +60,14 @@ class PlainProcesses:
                 process.join()
 
     def call(self, fn: Callable[..., Any], *args: Any) -> Sequence[Any]:
-        """``fn(rank, *args)`` on each; the answers by rank."""
+        """``fn(rank, kept, *args)`` on each, ``kept`` a dict of the process's own; the answers by rank."""
         import cloudpickle
 
         pickled = cloudpickle.dumps((fn, args))
         for connection in self._connections:
             connection.send(pickled)
-        return [connection.recv() for connection in self._connections]
+        answers = [connection.recv() for connection in self._connections]
+        for rank, (is_good, value) in enumerate(answers):
+            if not is_good:
+                raise RuntimeError(f"plain process {rank}: {value}")
+        return [value for _, value in answers]

@@ -1,4 +1,4 @@
-"""P3: a training step (8 linear layers of two shapes, MSE, backward, AdamW with a scheduler) as an eager cell, 1 worker.
+"""P3: a training step (8 linear layers, MSE, backward, AdamW with a scheduler) as an eager cell, 1 worker.
 
 Reference: the same cell on a local copy of the model in local eager torch. The second line is the same with layers
 so small that only the overhead of each op is seen.

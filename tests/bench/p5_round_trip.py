@@ -33,7 +33,7 @@ def measure(quick: bool) -> Iterator[Line]:
             assert ml.fetch_all(two()).tolist() == [[2] * WORKERS]
 
         def pipes() -> None:
-            assert plain.call(lambda rank: 2) == [2] * WORKERS
+            assert plain.call(lambda rank, kept: 2) == [2] * WORKERS
 
         def turn(call: Callable[[], None], times: list[float]) -> Callable[[], float]:
             def run() -> float:

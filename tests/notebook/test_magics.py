@@ -46,6 +46,18 @@ def test_a_second_start_changes_nothing(started: Shell) -> None:
     assert started.mesh() is mesh
 
 
+def test_an_interrupted_start_shows_no_frames_of_ours(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    import monarch_lab.session as session
+
+    def interrupted(**options: object) -> None:
+        __tracebackhide__ = True
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "start_local", interrupted, raising=False)
+    assert isinstance(shell.run("%mesh start").error_in_exec, KeyboardInterrupt)
+    assert shell.text == "KeyboardInterrupt\n"
+
+
 def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None:
     mesh = started.mesh()
     mesh.die("worker 0.1 was killed by SIGKILL")

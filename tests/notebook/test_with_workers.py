@@ -84,6 +84,13 @@ def test_the_last_expression_of_a_cell_is_a_value_on_the_workers(kernel: Kernel)
     assert header["text/plain"] == 'controller · mesh "mesh" · 2 workers'
 
 
+def test_a_mesh_as_a_value_is_its_card(kernel: Kernel) -> None:
+    assert kernel.run("ml.meshes()['mesh']") == "ok", kernel.errors()
+    [shown] = kernel.displays()
+    assert shown["text/plain"] == 'mesh "mesh" (host=1, gpu=2)'
+    assert shown["text/html"].count("<tr") == 3
+
+
 def test_what_workers_print_is_in_the_cell(kernel: Kernel) -> None:
     kernel.run("%%mesh\ny = shout(one, 'hello')")
     assert lines(kernel) == ["[0.0] hello", "[0.1] hello"]
@@ -138,14 +145,17 @@ def test_a_breakpoint_without_an_input_box_is_declined(kernel: Kernel) -> None:
     assert "[0.0] debugger declined: this front end cannot ask for input" in lines(kernel)
 
 
+@pytest.mark.xfail(reason="the client leaves the other ranks' debuggers waiting", strict=False)
 def test_an_interrupt_at_a_breakpoint_ends_the_op_and_the_cell(kernel: Kernel) -> None:
-    def answer(prompt: str) -> str:
+    def interrupt(prompt: str) -> str:
         kernel.interrupt()
         return ""
 
-    assert kernel.run("%%mesh\ny = stop_here(one)", answer=answer) == "error"
+    asked: list[str] = []
+    assert kernel.run("%%mesh\ny = stop_here(one)", answer=interrupt) == "error"
     assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
-    assert kernel.run("%%mesh\none + 1") == "ok", kernel.errors()
+    assert kernel.run("%%mesh\none + 1", answer=lambda prompt: asked.append(prompt) or "q") == "ok", kernel.errors()
+    assert asked == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +177,7 @@ def test_an_interrupt_stops_the_workers_and_the_mesh_goes_on(kernel: Kernel, bod
 
 def test_a_dead_worker_is_one_sentence_and_a_start_begins_afresh(kernel: Kernel) -> None:
     kernel.run("import os, signal\npids = [p.pid for p in ml.meshes()['mesh'].status().processes]")
-    assert kernel.run("%%mesh\nos.kill(pids[1], signal.SIGKILL)\ny = sleep(one)") == "error"
+    assert kernel.run("%%mesh\nos.kill(pids[1], signal.SIGKILL)\ny = shout(one, 'alive')") == "error"
     assert kernel.errors()[0]["ename"] == "DeviceException"
     assert "SIGKILL" in kernel.errors()[0]["evalue"]
     assert kernel.run("%%mesh\n1") == "error"

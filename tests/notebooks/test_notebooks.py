@@ -1,0 +1,34 @@
+"""The notebooks of the repository, run from clean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+BOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", BOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_kept_without_outputs(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(c.get("outputs") or c.get("execution_count") for c in notebook.cells)
+
+
+@pytest.mark.timeout(300)
+def test_the_first_notebook_trains_to_95_percent_and_shows_its_two_errors() -> None:
+    path = next(p for p in BOOKS if p.stem == "01_first_mesh")
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(path.parent)}})
+    client.execute()
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    printed = "".join(o.text for o in code[-1].outputs if o.output_type == "stream")
+    assert printed.startswith("accuracy on held-out digits: ")
+    assert float(printed.split()[-1].rstrip("%")) >= 95
+    errors = [o for c in code for o in c.outputs if o.output_type == "error"]
+    assert [e.ename for e in errors] == ["RemoteException", "UsageTypeError"]
+    assert "mat1 and mat2 shapes cannot be multiplied" in errors[0].evalue
+    assert "LOCAL_TENSOR" in errors[1].evalue
+    assert sum("image/png" in o.get("data", {}) for c in code for o in c.outputs) == 3
