@@ -39,7 +39,7 @@ def set_grad(tensor: Any, value: Any) -> None:
     client = tensor._ref.mesh.client
     with client.lock:
         ambient = ambient_number()
-        client.use_scope(tensor._ref.mesh.ranks_key)
+        client.use_scope(tensor._ref.mesh)
         if ambient != client.ambient:
             dispatch.start_ambient(client, ambient)
         client.code.extend((Op.SET_GRAD, tensor._ref.id, value._ref.id if value is not None else 0))
@@ -96,7 +96,7 @@ def backward(
         ambient,
         had,
     )
-    retained = any(True for _ in client.retained)
+    retained = len(client.retained) > 0
     plan = None if retained else client.cache.plans.get(key)
     if plan is not None:
         _replay(plan, mesh, roots, gradients, wanted, ambient)
@@ -118,7 +118,7 @@ def _replay(
 ) -> None:
     client = mesh.client
     with client.lock:
-        client.use_scope(mesh.ranks_key)
+        client.use_scope(mesh)
         if client.dead:
             client.drain_dead()
         if ambient != client.ambient:
@@ -157,6 +157,7 @@ def _learn(
         return wire.LearnBackward(
             ident,
             client.cell,
+            mesh.scope,
             ambient,
             [t._ref.id for t in roots],
             [0 if g is None else g._ref.id for g in gradients],
@@ -193,11 +194,10 @@ def _learn(
 def _store(
     client: Any, mesh: Any, leaves: Sequence[int], outs: Sequence[int], grads: Sequence[wire.TensorMeta], equal: int
 ) -> None:
-    by_ref = {t._ref.id: t for t in client.retained}
     for leaf, out, meta in zip(leaves, outs, grads, strict=True):
         handle = client.leaves.get(leaf)
         if handle is None:
-            handle = by_ref.get(leaf)
+            handle = client.retained.get(leaf)
         if out:
             gradient = dispatch.make_handle(intern(meta), Ref(out, mesh, equal))
             if meta.requires_grad:
@@ -230,11 +230,11 @@ def retain_grad(tensor: Any) -> None:
     """As torch's: a backward pass then keeps the gradient of this value too."""
     if not tensor._meta.requires_grad:
         raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
-    if tensor._meta.is_leaf or tensor in tensor._ref.mesh.client.retained:
+    if tensor._meta.is_leaf or tensor._ref.id in tensor._ref.mesh.client.retained:
         return
     client = tensor._ref.mesh.client
     client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key)
-    client.retained.add(tensor)
+    client.retained[tensor._ref.id] = tensor
 
 
 def _method_backward(

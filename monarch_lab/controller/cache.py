@@ -25,6 +25,7 @@ class Entry:
     mutated: list[int]
     random: bool
     opaque: bool  # a user's function: may give each rank its own values
+    private: bool = False  # draws as many random numbers as the values ask for
     random_single: bool = False
     plain: bool = False  # single, no view, nothing random: what binary_method handles
     in_place: int = -1  # the input that is the result and all that was written

@@ -46,6 +46,8 @@ def send_call(
     if isinstance(func, str):
         func = _named.setdefault(func, Named(func))
     client = mesh.client
+    if client.collectives_since_sync and client.world > 1:  # a value may hang on a failure of another rank
+        client.settle()
     ambient = ambient_number()
     token = active_mesh.set(mesh)
     try:

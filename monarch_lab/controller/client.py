@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures
@@ -28,6 +28,9 @@ from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import Op
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
@@ -45,9 +48,11 @@ class Client:
         self.cache = Cache(settings.engine.cache_entries)
         self.dead: deque[int] = deque()  # refs whose handle died; any thread appends
         self.refs = itertools.count(1)
+        self.scope_ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world))}
         self.leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
-        self.retained: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.varied_mesh: Any = None
         self.flush_ops = settings.engine.flush_ops
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
@@ -60,6 +65,7 @@ class Client:
         self.numbers: list[int | float] = []
         self.where: list[Location] = []
         self.scope: tuple[int, ...] | None = None  # ranks of the buffered batch
+        self.scope_number = 0  # of its mesh; 0 is the whole one
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
         self._supervisor: Supervisor | None = None
@@ -142,12 +148,13 @@ class Client:
 
     # --- sending; each caller holds the lock
 
-    def use_scope(self, ranks: tuple[int, ...]) -> None:
-        """The following ops are for these ranks: what is buffered for others goes out first."""
-        if ranks != self.scope:
+    def use_scope(self, mesh: DeviceMesh) -> None:
+        """The following ops are for this mesh: what is buffered for another goes out first."""
+        if mesh.ranks_key is not self.scope:
             self.flush()
-            self.check_alive(ranks)
-            self.scope = ranks
+            self.check_alive(mesh.ranks_key)
+            self.scope = mesh.ranks_key
+            self.scope_number = mesh.scope
 
     def flush(self) -> None:
         """Send what is buffered."""
@@ -159,7 +166,7 @@ class Client:
             ranks = self.scope
             self.batch += 1
             report = self.batch % self.settings.engine.report_every_batches == 0 and self._everywhere(ranks)
-            batch = wire.Batch(self.batch, self.cell, self.code, self.numbers, report)
+            batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
             if self.where:
                 self._issued[self.batch] = self.where
                 self._issued_at[self.batch] = time.monotonic()
@@ -191,7 +198,7 @@ class Client:
     def _send_mark(self) -> int:
         """An empty batch that every rank reports: completion is the same number everywhere."""
         self.batch += 1
-        self._send(None, encode(wire.Batch(self.batch, self.cell, [], [], True)))
+        self._send(None, encode(wire.Batch(self.batch, self.cell, 0, [], [], True)))
         return self.batch
 
     def _hold_back(self) -> None:
@@ -305,8 +312,8 @@ class Client:
 
     def _share_failures(self) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
-        poisoned, failure = self._failures.take_poisoned()
-        if poisoned and failure is not None and self.world > 1:
+        poisoned, failure = self._failures.take_poisoned(self.scope_ranks)
+        if poisoned and self.world > 1:
             self.order(wire.Poison(sorted(poisoned), failure), None)
 
     def raise_failure(self, cause: wire.Failure | None = None) -> None:
@@ -397,6 +404,9 @@ class Client:
                     front.output(self.cell, rank, self.label(rank), "stdout", message.text)
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
+                failure = wire.Failure("InternalError", message.text, [], rank=rank)
+                for waiting in [*self._pending.values(), *(p for _, p in list(self._marks))]:
+                    waiting.fill(rank, wire.LearnFailed(0, failure), [])  # whichever it was, it gets no other answer
             case _:
                 asked = self._pending.get(message.ident)
                 if asked is not None:
@@ -406,7 +416,7 @@ class Client:
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
         self._done[rank] = message.batch
-        self._failures.poisoned.update(message.poisoned)
+        self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
             if message.batch >= number:

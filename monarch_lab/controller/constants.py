@@ -29,7 +29,7 @@ def _functions() -> tuple[set[Any], set[Any], set[Any]]:
     """(computed here among constants, of these in place, taking a constant as a number)"""
     local: set[Any] = set()
     in_place: set[Any] = set()
-    for name in (*_BINARY, *_UNARY, *_COMPARE, "clone", "detach", "to", "float", "double", "clamp", "type_as"):
+    for name in (*_BINARY, *_UNARY, *_COMPARE, "clone", "to", "float", "double", "clamp", "type_as"):
         for place in (torch, torch.Tensor):
             if hasattr(place, name):
                 local.add(getattr(place, name))

@@ -149,7 +149,7 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         operation.append(t._ref.id)
     with client.lock:
         if mesh.ranks_key is not client.scope:
-            client.use_scope(mesh.ranks_key)
+            client.use_scope(mesh)
         if client.dead:
             client.drain_dead()
         if ambient != client.ambient:
@@ -194,7 +194,7 @@ def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any)
         store = t._store
         equal &= t._ref.equal if store is None else store.equal
     if entry.random_single:
-        equal = _after_random(entry, equal, mesh.client)
+        equal = _after_random(entry, equal, mesh.client, mesh)
     handle = _wrapper(handle_class, *single.wrapper)
     handle._meta = single
     handle._ref = Ref(out, mesh, equal)
@@ -223,7 +223,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             return dispatch(func, (self, other))
         with client.lock:
             if mesh.ranks_key is not client.scope:
-                client.use_scope(mesh.ranks_key)
+                client.use_scope(mesh)
             if client.dead:
                 client.drain_dead()
             if ambient != client.ambient:
@@ -254,11 +254,13 @@ def start_ambient(client: Any, ambient: int) -> None:
     client.ambient = ambient
 
 
-def _after_random(entry: Entry, equal: int, client: Any) -> int:
+def _after_random(entry: Entry, equal: int, client: Any, mesh: Any) -> int:
     """What is still known equal of a result: nothing of a user's function, and along varied dims of drawn numbers."""
-    if entry.opaque:
+    if entry.opaque or entry.private:
         return 0
     varied = client.varied
+    if varied and client.varied_mesh is not mesh:
+        return 0  # along dims of another mesh
     return equal & ~(varied | varied << 16)
 
 
@@ -279,8 +281,11 @@ def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
     equal = mesh.all_equal
     for t in tensors:
         equal &= (t._store or t._ref).equal
-    if entry.random or entry.opaque:
-        equal = _after_random(entry, equal, client)
+    if entry.opaque:  # it may write to any input without a trace (t.data), from any other
+        for t in tensors:
+            _wrote(t, equal)
+    if entry.random_single:
+        equal = _after_random(entry, equal, client, mesh)
     sigs = tensors[:]
     before = [t._sig for t in tensors]
     handles: list[Any] = []

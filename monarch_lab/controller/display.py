@@ -29,8 +29,6 @@ def values(tensor: Any) -> list[tuple[list[int], str]]:
     equal = not any(not (tensor._store or tensor._ref).equal >> k & 1 for k in range(len(mesh.names)))
     ranks = mesh.ranks_key[:1] if equal else mesh.ranks_key[:_MAX_SHOWN_RANKS]
     try:
-        if mesh.client.collectives_since_sync:
-            mesh.client.settle()
         futures = {rank: send_call(mesh, rank, _TEXT, (tensor,), for_display=True) for rank in ranks}
     except (MeshError, RuntimeError, ValueError, TypeError, LookupError) as e:
         return [(list(mesh.ranks_key), f"<no value: {e}>")]

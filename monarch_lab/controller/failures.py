@@ -11,6 +11,13 @@ from monarch_lab.controller.locations import Location, frame_of
 from monarch_lab.errors import RankFailure, RemoteException, RemoteFrame
 from monarch_lab.wire import engine as wire
 
+_PARTLY = wire.Failure(
+    "KeyboardInterrupt",
+    "an interrupt stopped it on some ranks and not on others, so it has no value",
+    [],
+    interrupted=True,
+)
+
 
 @dataclass(slots=True)
 class FailedOp:
@@ -32,6 +39,7 @@ class Log:
         self._lock = threading.Lock()
         self._ops: dict[tuple[int, int], FailedOp] = {}
         self.poisoned: set[int] = set()
+        self._unwritten: dict[tuple[int, int], set[int]] = {}
         self.forget: list[int] = []  # entries whose prediction was wrong; a backward plan has a negative number
 
     def add(self, rank: int, message: wire.OpFailed, location: Location | None) -> None:
@@ -56,11 +64,21 @@ class Log:
         real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
         return (real[min(real)], len(real) - 1) if real else (None, 0)
 
-    def take_poisoned(self) -> tuple[set[int], wire.Failure | None]:
-        """Values that hang on failures, and the first of these."""
+    def note(self, rank: int, poisoned: list[int], unwritten: list[tuple[int, int]]) -> None:
+        with self._lock:
+            self.poisoned.update(poisoned)
+            for ref, scope in unwritten:
+                self._unwritten.setdefault((ref, scope), set()).add(rank)
+
+    def take_poisoned(self, scopes: dict[int, tuple[int, ...]]) -> tuple[set[int], wire.Failure]:
+        """Values that hang on failures, and the first of these. A value that an in-place op left alone on every rank
+        is as it was; where other ranks wrote it, it is lost on all."""
         with self._lock:
             poisoned, self.poisoned = self.poisoned, set()
-            return poisoned, self._ops[min(self._ops)].failure() if self._ops else None
+            unwritten, self._unwritten = self._unwritten, {}
+            poisoned.update(ref for (ref, scope), ranks in unwritten.items() if len(ranks) < len(scopes[scope]))
+            first = self._ops[min(self._ops)].failure() if self._ops else _PARTLY
+            return poisoned, first
 
     def drop_interrupted(self) -> None:
         with self._lock:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from monarch_lab.controller import failures
 from monarch_lab.controller.cache import Entry
-from monarch_lab.controller.dispatch import build, finish
+from monarch_lab.controller.dispatch import build, finish, make_handle
 from monarch_lab.controller.messages import differ_by_rank
+from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
 from monarch_lab.controller.state import ambient_values
 from monarch_lab.controller.waiting import Pending
@@ -22,6 +25,7 @@ from monarch_lab.tensors.naming import name_of
 from monarch_lab.wire import engine as wire
 
 _TENSOR = Mark("TENSOR")
+_FLAGS = ("dynamic", "random", "private")
 _OUT_BITS = 20  # outputs of one learned call: their refs are counted down from -(ident << 20)
 
 
@@ -63,6 +67,7 @@ def learn(call: Call) -> Any:
         return wire.Learn(
             ident,
             client.cell,
+            call.mesh.scope,
             call.ambient,
             template,
             [t._ref.id for t in call.tensors],
@@ -82,11 +87,23 @@ def learn(call: Call) -> Any:
     outs = [-(first.ident << _OUT_BITS) - k for k, keep in enumerate(first.keeps) if keep == -1]
     values = [payload.unpack(f) for f in frames]
     handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
+    if first.grads:
+        take_gradients(call.mesh, first)
     if first.dynamic or not call.hashable:
         client.cache.asked += 1
     else:
         _keep(call, entry, template, first)
     return handled
+
+
+def take_gradients(mesh: Any, answer: wire.Learned) -> None:
+    """A function that ran a backward pass: the leaves have a new ``.grad``, which each rank may hold another of."""
+    start = -(answer.ident << _OUT_BITS) - len(answer.outputs)
+    for k, (leaf, meta) in enumerate(answer.grads):
+        handle = mesh.client.leaves.get(leaf)
+        gradient = make_handle(intern(meta), Ref(start - k, mesh, 0))
+        if handle is not None:
+            handle._grad = gradient
 
 
 def _with_values(entry: Entry, call: Call, outs: list[int], values: list[Any]) -> Any:
@@ -110,6 +127,7 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
         mutated=answer.mutated,
         random=answer.random,
         opaque=opaque,
+        private=answer.private,
     )
 
 
@@ -120,7 +138,7 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
         entry.plain = entry.shares < 0 and not (entry.random or entry.opaque)
-    entry.random_single = entry.random or entry.opaque
+    entry.random_single = entry.random or entry.opaque or entry.private
     entry.news = answer.keeps.count(-1)
     if answer.tree == ["t", 0] and not answer.after and answer.mutated == answer.keeps and answer.keeps[0] >= 0:
         entry.in_place = answer.keeps[0]
@@ -128,7 +146,17 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
     inputs = [t._meta.wire for t in call.tensors] if collective else []
     with client.lock:
         client.define(
-            wire.EntryDef(entry.number, template, answer.tree, answer.outputs, answer.keeps, list(answer.after), inputs)
+            wire.EntryDef(
+                entry.number,
+                template,
+                answer.tree,
+                answer.outputs,
+                answer.keeps,
+                list(answer.after),
+                inputs,
+                answer.mutated,
+                answer.private,
+            )
         )
     client.cache.keep(call.key, entry)
 
@@ -139,6 +167,9 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
     good = {r: (m, f) for r, (m, f) in pending.replies.items() if isinstance(m, wire.Learned)}
     bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
     if not bad and len(good) == len(call.mesh.ranks_key):
+        # Whether one rank drew a number or met a value is no difference in the result: it counts for all.
+        dynamic, random, private = (any(getattr(m, n) for m, _ in good.values()) for n in _FLAGS)
+        good = {r: (replace(m, dynamic=dynamic, random=random, private=private), f) for r, (m, f) in good.items()}
         first, frames = good[min(good)]
         if all(m == first and list(map(bytes, f)) == list(map(bytes, frames)) for m, f in good.values()):
             return good

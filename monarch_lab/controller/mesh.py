@@ -277,6 +277,15 @@ class DeviceMesh:
         with no_mesh.activate():
             return tree_map(one, value)
 
+    @property
+    def scope(self) -> int:
+        """The number of its stream of random numbers: 0 for all processes, else that of the mesh."""
+        if len(self.ranks_key) == self.client.world:
+            return 0
+        number = self.defined()
+        self.client.scope_ranks[number] = self.ranks_key
+        return number
+
     def defined(self) -> int:
         """The number under which the workers know this mesh."""
         if not self._number:

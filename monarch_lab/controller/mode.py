@@ -92,11 +92,28 @@ class MeshMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def run_on_active(func: Any, *args: Any) -> Any:
+    """Run a function of the worker's package on the active mesh."""
+    call = scan(func, args, {}, ambient_number())
+    entry = call.mesh.client.cache.entries.get(call.key)
+    if entry is None:
+        return learn(call)
+    return dispatch.replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+
+
 _local = threading.local()
+_used = False
+
+
+def was_used() -> bool:
+    """Whether a mesh was ever active in this process."""
+    return _used
 
 
 def push() -> None:
     """One mode for each thread, however many meshes are active on it in whatever order they end."""
+    global _used
+    _used = True
     depth = getattr(_local, "depth", 0)
     if depth == 0:
         _local.mode = MeshMode()

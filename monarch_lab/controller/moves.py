@@ -49,12 +49,11 @@ def _arguments(tensor: Any, dims: Any, reduction: str, scatter: bool, mesh: Any)
 
 def _now_equal(result: Any, dims: Sequence[str], scatter: bool) -> Any:
     mesh = result._ref.mesh
-    store = result._store or result._ref
     bits = sum(1 << mesh.names.index(d) for d in dims)
     if scatter:
-        store.equal &= ~(bits | bits << GRAPH)
-    else:
-        store.equal |= bits
+        (result._store or result._ref).equal &= ~(bits | bits << GRAPH)
+    elif result._store is None:  # of a view's storage, only the part it covers has become equal
+        result._ref.equal |= bits
     return result
 
 
@@ -170,9 +169,9 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
 
 
 def settle_collectives(client: Any, mesh: Any) -> None:
-    """After a collective a value may hang on a failure of another rank: hear of it first."""
+    """After a collective a value may hang on a failure of another rank: every rank hears of it first."""
     if client.collectives_since_sync and client.world > 1:
-        client.sync()
+        client.settle()
 
 
 def inspect(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> Any:

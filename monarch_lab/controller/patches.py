@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
+from monarch_lab.controller import mode
+from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
+from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.state import active_mesh
 
 _installed = False
+_GET_STATE = Named("monarch_lab.worker.randomness.get_state", shown="torch.get_rng_state")
+_SET_STATE = Named("monarch_lab.worker.randomness.set_state", shown="torch.set_rng_state")
 
 
 def install() -> None:
@@ -27,6 +35,9 @@ def install() -> None:
     _patch_manual_seed()
     _patch_autograd_function()
     _patch_data_loader()
+    _patch_parameter()
+    _patch_rng_state()
+    _patch_threads()
     os.register_at_fork(after_in_child=_disarm)
 
 
@@ -82,8 +93,86 @@ def _patch_data_loader() -> None:
         finally:
             active_mesh.reset(token)
 
+    original_split = torch.utils.data.random_split
+
+    @functools.wraps(original_split)
+    def local_split(*args: Any, **kwargs: Any) -> Any:
+        token = active_mesh.set(None)
+        try:
+            return original_split(*args, **kwargs)
+        finally:
+            active_mesh.reset(token)
+
+    torch.utils.data.random_split = torch.utils.data.dataset.random_split = local_split
     base.__next__ = local_next
     torch.utils.data.DataLoader.__iter__ = local_iter
+
+
+def _patch_parameter() -> None:
+    """``nn.Parameter(p)`` of a mesh Parameter: torch wants detach() to keep the type, and ours makes a plain tensor."""
+    original = torch.nn.Parameter.__new__
+
+    @functools.wraps(original)
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if getattr(data, "is_mesh_tensor", False) and data._is_param:
+            data = data.detach()
+        return original(cls, data, requires_grad)
+
+    torch.nn.Parameter.__new__ = new
+
+
+def _patch_rng_state() -> None:
+    """In a %%mesh cell the generator is the workers': its state is a mesh tensor (equal on all of them)."""
+    get, put, fork = torch.random.get_rng_state, torch.random.set_rng_state, torch.random.fork_rng
+
+    @functools.wraps(get)
+    def get_rng_state() -> torch.Tensor:
+        mesh = active_mesh.get()
+        return get() if mesh is None else run_on_active(_GET_STATE)
+
+    @functools.wraps(put)
+    def set_rng_state(new_state: torch.Tensor) -> None:
+        if getattr(new_state, "is_mesh_tensor", False):
+            run_on_active(_SET_STATE, new_state)
+        elif active_mesh.get() is not None:
+            raise needs_remote("set_rng_state() with a state that torch.get_rng_state() gave outside a %%mesh cell")
+        else:
+            put(new_state)
+
+    @functools.wraps(fork)
+    @contextmanager
+    def fork_rng(*args: Any, **kwargs: Any) -> Iterator[None]:
+        if active_mesh.get() is None or not kwargs.get("enabled", True):
+            with fork(*args, **kwargs):
+                yield
+            return
+        state = get_rng_state()
+        try:
+            yield
+        finally:
+            set_rng_state(state)
+
+    for module in (torch, torch.random):
+        module.get_rng_state, module.set_rng_state = get_rng_state, set_rng_state
+    torch.random.fork_rng = fork_rng
+
+
+def _patch_threads() -> None:
+    """A thread that runs in a copy of a context with an active mesh has that mesh (rule 15): torch keeps function modes
+    for each thread, and only a thread's own start can put ours there. Without an active mesh it passes calls on."""
+    original = threading.Thread.run
+
+    @functools.wraps(original)
+    def run(self: threading.Thread) -> None:
+        if not mode.was_used():
+            return original(self)
+        mode.push()
+        try:
+            return original(self)
+        finally:
+            mode.pop()
+
+    threading.Thread.run = run  # type: ignore[method-assign]
 
 
 def _disarm() -> None:

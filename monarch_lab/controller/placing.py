@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from monarch_lab.controller.dispatch import make_handle, sign
 from monarch_lab.controller.refs import Ref
@@ -68,7 +69,8 @@ def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
 
 
 def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
-    handle = make_handle(intern(describe(sent)), ref)
+    # The workers rebuild it in a storage of its own.
+    handle = make_handle(intern(replace(describe(sent), offset=0, is_view=False)), ref)
     if handle._meta.wants_sig:
         sign(handle, 0, 0, [])
     if isinstance(local, torch.nn.Parameter):

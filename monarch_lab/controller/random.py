@@ -43,11 +43,14 @@ def vary(*dims: str, seed: int | None = None) -> Iterator[None]:
             position = position * mesh.slice_.sizes[axis] + at[axis]
         client.order(wire.Vary(level, base, position), [rank])
     client.vary_level = level + 1
-    client.varied = before | sum(1 << a for a in axes)
+    other = client.varied_mesh
+    client.varied = before | sum(1 << a for a in axes) if other in (None, mesh) else (1 << 16) - 1
+    client.varied_mesh = mesh
     try:
         yield
     finally:
         client.varied = before
+        client.varied_mesh = other
         client.vary_level = level
         if client.state == "live":
             client.order(wire.Vary(level, 0, -1), mesh.ranks_key)

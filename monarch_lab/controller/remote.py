@@ -44,7 +44,7 @@ class RemoteFunction:
     def remote_name(self, client: Any) -> str:
         """The name under which the workers of ``client`` have the function as it is now."""
         if isinstance(self.fn, str):
-            return self.fn
+            return f"user:{self.fn}"
         frames, sources = payload.dumps(self.fn)
         digest = hashlib.sha256()
         for frame in frames:

@@ -172,8 +172,11 @@ class Walk:
         if isinstance(number, complex):
             self.key.append((LOCAL_0_DIM, a.dtype, number))
             return torch.tensor(number, dtype=value.dtype)
+        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+            self.key.append((LOCAL_0_DIM, a.dtype, number))
+            return torch.tensor(number, dtype=value.dtype)
         self.key.append((LOCAL_0_DIM, value.dtype))
-        self.numbers.append(number)
+        self.numbers.append(int(number) if isinstance(number, bool) else number)
         return Number(len(self.numbers) - 1, value.dtype)
 
 

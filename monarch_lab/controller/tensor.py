@@ -147,7 +147,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def retains_grad(self) -> bool:
-        return self in self._ref.mesh.client.retained
+        return self._ref.id in self._ref.mesh.client.retained
 
     @property
     def _base(self) -> Any:

@@ -27,7 +27,6 @@ def capture() -> dict[str, Any]:
     for device in _AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
             state["autocast_" + device] = dtype_name(torch.get_autocast_dtype(device))
-            state["autocast_cache"] = torch.is_autocast_cache_enabled()
     return state
 
 
@@ -36,6 +35,9 @@ class Applied:
 
     def __init__(self) -> None:
         self._inference: Any = None
+        # Its cache of cast weights is dropped at the end of a block, of which nothing is heard here when no op
+        # follows: a weight changed between two blocks would be used as it was.
+        torch.set_autocast_cache_enabled(False)
 
     def apply(self, state: dict[str, Any]) -> None:
         if self._inference is not None:
@@ -52,9 +54,6 @@ class Applied:
             torch.autograd.set_detect_anomaly(state["anomaly"])
         for device in _AUTOCAST_DEVICES:
             wanted = state.get("autocast_" + device)
-            if torch.is_autocast_enabled(device) and wanted is None:
-                torch.clear_autocast_cache()
             torch.set_autocast_enabled(device, wanted is not None)
             if wanted is not None:
                 torch.set_autocast_dtype(device, dtype_named(wanted))
-                torch.set_autocast_cache_enabled(state["autocast_cache"])

@@ -1,8 +1,8 @@
 """Functions to names and back.
 
 A name is a dotted path that gives the very same object in another interpreter with the same torch, a getter or
-setter of a tensor's attribute (``get:T``), an operator of torch.ops (``op:aten::add.Tensor``), or ``payload:N``, a
-function that was sent by value.
+setter of a tensor's attribute (``get:T``), an operator of torch.ops (``op:aten::add.Tensor``), a user's function by
+its path (``user:package.module.function``), or ``payload:N``, a function that was sent by value.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def resolve(name: str, payloads: dict[int, Any]) -> Callable[..., Any]:
             return _walk(name)
         if kind == "payload":
             return payloads[int(rest)]
+        if kind == "user":
+            return _walk(rest)
         if kind == "op":
             space, _, rest = rest.partition("::")
             packet, _, overload = rest.partition(".")

@@ -102,6 +102,8 @@ class EntryDef(Message, frozen=True):
     keeps: list[int]
     after: list[tuple[int, TensorMeta]]
     inputs: list[TensorMeta]
+    writes: list[int] = []  # inputs that are written
+    private: bool = False  # draws random numbers from a stream of its own, see worker/randomness.py
 
 
 class AmbientDef(Message, frozen=True):
@@ -156,6 +158,7 @@ class Batch(Message, frozen=True):
 
     number: int
     cell: int
+    scope: int  # the mesh its ops run on: 0 is the whole one
     code: list[int]
     numbers: list[int | float]
     report: bool
@@ -170,6 +173,7 @@ class Learn(Message, frozen=True):
 
     ident: int
     cell: int
+    scope: int
     ambient: int
     template: int
     inputs: list[int]
@@ -183,6 +187,7 @@ class LearnBackward(Message, frozen=True):
 
     ident: int
     cell: int
+    scope: int
     ambient: int
     roots: list[int]
     gradients: list[int]  # 0: none given
@@ -274,10 +279,12 @@ Control = Interrupt | DebugReply
 
 
 class Done(Message, frozen=True):
-    """Every op up to this batch has run here. ``poisoned``: refs that hold a failure since the last Done."""
+    """Every op up to this batch has run here. Since the last Done: ``poisoned`` are refs that hold a failure now,
+    ``unwritten`` are (ref, scope) of values that a failed or dropped op should have written and did not."""
 
     batch: int
     poisoned: list[int]
+    unwritten: list[tuple[int, int]] = []
 
 
 class OpFailed(Message, frozen=True):
@@ -304,6 +311,9 @@ class Learned(Message, frozen=True):
     mutated: list[int]
     dynamic: bool
     random: bool
+    private: bool = False
+    # Leaves that got a .grad from a backward pass inside; it is kept under the refs after those of the outputs.
+    grads: list[tuple[int, TensorMeta]] = []
 
 
 class BackwardLearned(Message, frozen=True):
@@ -356,7 +366,7 @@ class DebugEnded(Message, frozen=True):
 
 
 class Crashed(Message, frozen=True):
-    """The worker's own loop met a bug of ours and goes on."""
+    """The worker's own loop met a bug of ours, drops the order, and goes on."""
 
     text: str
 

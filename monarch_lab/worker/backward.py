@@ -57,9 +57,9 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
         order.keep_graph,
         order.create_graph,
     )
-    touched = list(dict.fromkeys(engine.touched))
+    touched = sorted(set(engine.touched))  # the order in which a rank reached them is its own
     retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not had.get(r)]
-    touched += [r for r in retained if r not in touched]
+    touched += sorted(r for r in retained if r not in touched)
     fresh, grads = [], []
     for k, ref in enumerate(touched):
         gradient = engine.cells[ref].grad

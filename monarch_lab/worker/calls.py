@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.tensors.template import CallTree, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
+
+if TYPE_CHECKING:
+    from monarch_lab.worker.engine import Engine
 
 OpFunction = Callable[[dict[int, Any], list[int], int, list[Any]], int]
 
@@ -26,7 +29,7 @@ class Template:
     function: Callable[..., Any]
     tree: CallTree
     invoke: Callable[..., Any]  # (inputs, numbers) -> result
-    by_value: bool  # a user's function: may not touch a failed input
+    opaque: bool  # a user's function: may not touch a failed input, and may do anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ def make_template(definition: TemplateDef, function: Callable[..., Any], tree: C
     if definition.numbers:
         lines.append("    " + "".join(f"n{k}, " for k in range(definition.numbers)) + "= numbers")
     lines.append(f"    return {expression}")
-    by_value = definition.function.startswith("payload:")
-    return Template(definition, function, tree, _compile("invoke", lines, dict(source.names)), by_value)
+    opaque = definition.function.startswith("payload:") or definition.function.startswith("user:")
+    return Template(definition, function, tree, _compile("invoke", lines, dict(source.names)), opaque)
 
 
 def refuse_failed(*inputs: Any) -> None:
@@ -68,20 +71,30 @@ def refuse_failed(*inputs: Any) -> None:
             raise DependentOnError(value.failure)
 
 
-def make_entry(definition: EntryDef, template: Template, rank: int, arm: Callable[[torch.Tensor, int], None]) -> Entry:
-    """``arm(leaf, ref)`` is called for each new leaf that requires grad."""
+def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entry:
     source = Source()
+    rank, arm = engine.rank, engine.arm
     inputs, numbers = template.definition.inputs, template.definition.numbers
     lines = ["def op(cells, code, i, numbers):"]
     for k in range(inputs):
         lines.append(f"    t{k} = cells[code[i + {1 + k}]]")
     for k in range(numbers):
         lines.append(f"    n{k} = numbers[code[i + {1 + inputs + k}]]")
-    if template.by_value and inputs:
-        source.names["refuse_failed"] = refuse_failed
-        lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
-    lines.append(f"    r = {source.call(template.function, template.tree)}")
+    call = source.call(template.function, template.tree)
     checks: list[str] = []
+    if template.opaque or definition.private:
+        source.names |= {
+            "refuse_failed": refuse_failed,
+            "private": engine.randomness.private,
+            "touched": engine.touched,
+        }
+        lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
+        lines.append("    touched.clear()")
+        lines.append("    with private():")
+        lines.append(f"        r = {call}")
+        checks.append("touched")  # it ran a backward pass, and did not when it was learned
+    else:
+        lines.append(f"    r = {call}")
     names: dict[int, str] = {}
     _unpack(definition.tree, "r", names, checks)
     fresh, position, stores = [], 1 + inputs + numbers, []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import torch
 
 from monarch_lab.errors import ProtocolError
@@ -19,6 +20,7 @@ from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
 
 Frames = Sequence[bytes | memoryview]
 INTERRUPTED = Failure("KeyboardInterrupt", "interrupted, so it has no value", [], interrupted=True)
@@ -27,8 +29,9 @@ INTERRUPTED = Failure("KeyboardInterrupt", "interrupted, so it has no value", []
 class Engine:
     """``report(message, frames)`` sends to the kernel."""
 
-    def __init__(self, rank: int, report: Callable[..., None]) -> None:
+    def __init__(self, rank: int, report: Callable[..., None], randomness: Randomness) -> None:
         self.rank = rank
+        self.randomness = randomness
         self.cells: dict[int, Any] = {}
         self.meshes: dict[int, wire.MeshDef] = {}
         self.cell = 0
@@ -44,6 +47,8 @@ class Engine:
         self._applied = ambient.Applied()
         self._ambient = 0
         self._poisoned: set[int] = set()
+        self._unwritten: set[tuple[int, int]] = set()
+        self._scope = 0
         self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
         self.retained: dict[int, Any] = {}
         self._table: list[calls.OpFunction] = [self._unknown] * FIRST_ENTRY
@@ -91,7 +96,7 @@ class Engine:
 
     def _define_entry(self, definition: wire.EntryDef) -> None:
         template = self._templates[definition.template]
-        entry = calls.make_entry(definition, template, self.rank, self.arm)
+        entry = calls.make_entry(definition, template, self)
         while len(self._table) <= definition.entry:
             self._table.append(self._unknown)
         self._table[definition.entry] = entry.run
@@ -108,6 +113,7 @@ class Engine:
 
     def run_batch(self, batch: wire.Batch) -> None:
         self.cell = batch.cell
+        self._begin_scope(batch.scope)
         code, numbers, cells, table = batch.code, batch.numbers, self.cells, self._table
         i, end = 0, len(code)
         if batch.number <= self.dropped_batch:
@@ -128,9 +134,14 @@ class Engine:
                 self.interruptible = False
                 i = self._failed(batch, i, e)
         if batch.report:
-            poisoned = sorted(self._poisoned)
+            done = wire.Done(batch.number, sorted(self._poisoned), sorted(self._unwritten))
             self._poisoned.clear()
-            self._report(wire.Done(batch.number, poisoned))
+            self._unwritten.clear()
+            self._report(done)
+
+    def _begin_scope(self, scope: int) -> None:
+        self._scope = scope
+        self.randomness.use(scope)
 
     def _width_at(self, code: list[int], i: int) -> int:
         number = code[i]
@@ -169,7 +180,17 @@ class Engine:
             position = self._position(code, i)
             self._report(wire.OpFailed(batch.number, position, failure, outputs))
         self.mark(outputs, failure)
+        self._note_unwritten(code, i)
         return after
+
+    def _note_unwritten(self, code: list[int], i: int) -> None:
+        """An in-place op that did not run leaves its target as it was; ranks where it did run hold another value."""
+        if code[i] >= FIRST_ENTRY:
+            entry = self._entries[code[i]]
+            refs = entry.input_refs(code, i)
+            self._unwritten.update((refs[k], self._scope) for k in entry.definition.writes)
+        elif code[i] == Op.SET_GRAD:
+            self._unwritten.add((code[i + 1], self._scope))
 
     def _marked_input(self, code: list[int], i: int) -> DependentOnError | None:
         if code[i] < FIRST_ENTRY:
@@ -201,6 +222,7 @@ class Engine:
                 i = self._table[number](self.cells, code, i, [])
                 continue
             self.mark(self._outputs_at(code, i), INTERRUPTED)
+            self._note_unwritten(code, i)
             i += self._width_at(code, i)
 
     # --- instructions
@@ -235,7 +257,7 @@ class Engine:
     def learn(self, order: wire.Learn) -> None:
         template = self._templates[order.template]
         try:
-            inputs = self._begin(order.ident, order.cell, order.ambient, order.inputs)
+            inputs = self._begin(order.ident, order.cell, order.scope, order.ambient, order.inputs)
         except DependentOnError as e:
             if template.definition.collective:
                 self._learn_with_zeros(order, template)
@@ -245,10 +267,13 @@ class Engine:
             self._report(wire.LearnFailed(order.ident, describe_error(e)))
             return
         try:
+            self.touched.clear()
+            invoke = self._private(template.invoke) if template.opaque else template.invoke
             self.interruptible = True
-            answer, tensors, values = learning.learn(order.ident, template.invoke, inputs, order.numbers)
+            answer, tensors, values = learning.learn(order.ident, invoke, inputs, order.numbers)
             self.interruptible = False
             frames = [payload.pack(v)[0] for v in values]
+            answer = self._with_gradients(answer, order.first_out)
         except BaseException as e:
             self.interruptible = False
             self._report(wire.LearnFailed(order.ident, describe_error(e)))
@@ -263,12 +288,31 @@ class Engine:
                 self.arm(inputs[k], order.inputs[k])
         self._report(answer, frames)
 
+    def _private(self, invoke: Callable[..., Any]) -> Callable[..., Any]:
+        def run(inputs: list[Any], numbers: list[Any]) -> Any:
+            with self.randomness.private():
+                return invoke(inputs, numbers)
+
+        return run
+
+    def _with_gradients(self, answer: wire.Learned, first_out: int) -> wire.Learned:
+        """A call that ran a backward pass inside: the leaves' gradients are results too, and it may do so again."""
+        if not self.touched:
+            return answer
+        grads = []
+        for k, ref in enumerate(sorted(set(self.touched))):
+            gradient = self.cells[ref].grad
+            self.cells[first_out - len(answer.outputs) - k] = gradient
+            grads.append((ref, describe(gradient)))
+        return msgspec.structs.replace(answer, grads=grads, dynamic=True)
+
     def _learn_with_zeros(self, order: wire.Learn, template: calls.Template) -> None:
         with torch.no_grad():
             template.invoke([_zeros(m) for m in order.inputs_meta], order.numbers)
 
-    def _begin(self, ident: int, cell: int, ambient_number: int, refs: Sequence[int]) -> list[Any]:
+    def _begin(self, ident: int, cell: int, scope: int, ambient_number: int, refs: Sequence[int]) -> list[Any]:
         self.cell = cell
+        self._begin_scope(scope)
         if ident <= self.dropped_ident:
             raise KeyboardInterrupt("interrupted, so it has no value")
         self.set_ambient(ambient_number)
@@ -278,7 +322,7 @@ class Engine:
 
     def learn_backward(self, order: wire.LearnBackward) -> None:
         try:
-            roots = self._begin(order.ident, order.cell, order.ambient, order.roots)
+            roots = self._begin(order.ident, order.cell, order.scope, order.ambient, order.roots)
             self.interruptible = True
             answer = backward.learn(self, order, roots)
             self.interruptible = False
@@ -309,7 +353,7 @@ class Engine:
     def call_and_fetch(self, order: wire.CallAndFetch) -> None:
         template = self._templates[order.template]
         try:
-            inputs = self._begin(order.ident, order.cell, order.ambient, order.inputs)
+            inputs = self._begin(order.ident, order.cell, ONE_PROCESS, order.ambient, order.inputs)
             self.interruptible = True
             result = template.invoke(inputs, order.numbers)
             self.interruptible = False

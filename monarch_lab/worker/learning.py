@@ -32,6 +32,15 @@ _UNTAGGED = {
     "aten::resize_",
     "aten::set_",
 }
+# Draw as many numbers as it takes: how many hangs on the values.
+_REJECTING = {"aten::poisson", "aten::_standard_gamma", "aten::binomial", "aten::_sample_dirichlet"}
+# Written although the schema does not say so.
+_RUNNING = ("running_mean", "running_var")
+_WRITING = {
+    "aten::native_batch_norm": _RUNNING,
+    "aten::cudnn_batch_norm": _RUNNING,
+    "aten::miopen_batch_norm": _RUNNING,
+}
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -42,12 +51,17 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.dynamic = False
         self.random = False
+        self.private = False
+        self.written: set[int] = set()  # storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = func.tags
         name = func._schema.name
         if torch.Tag.nondeterministic_seeded in tags:
             self.random = True
+            self.private = self.private or name in _REJECTING
+        if func._schema.is_mutable or name in _WRITING:
+            self._note_written(func, name, args, kwargs or {})
         if name in _UNTAGGED:
             # resize_ and set_ with shapes from the caller's integers are in the key; only aliasing tricks are not.
             self.dynamic = self.dynamic or name not in ("aten::resize_", "aten::set_")
@@ -57,6 +71,16 @@ class Watch(TorchDispatchMode):
             else:
                 self.dynamic = True
         return func(*args, **(kwargs or {}))
+
+    def _note_written(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """Version counters miss writes in inference mode, through ``.data``, and of running statistics."""
+        for k, argument in enumerate(func._schema.arguments):
+            value = args[k] if k < len(args) else kwargs.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            if writes or (name in _WRITING and argument.name in _WRITING[name]):
+                for t in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(t, torch.Tensor) and (storage := _storage(t)) is not None:
+                        self.written.add(storage)
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
@@ -130,7 +154,7 @@ def learn(
         aliases.append(alias)
     metas = [describe(t) for t in tensors]
     after = [(k, meta) for k, t in enumerate(inputs) if (meta := describe(t)) != before[k]]
-    mutated = [k for k, t in enumerate(inputs) if versions[k] != _version(t)]
+    mutated = [k for k, t in enumerate(inputs) if versions[k] != _version(t) or input_storage[k] in watch.written]
     odd = any(m.layout != "strided" for m in (*before, *metas))
     answer = Learned(
         ident=ident,
@@ -142,5 +166,6 @@ def learn(
         mutated=mutated,
         dynamic=watch.dynamic or odd or bool(values),
         random=watch.random,
+        private=watch.private,
     )
     return answer, tensors, values

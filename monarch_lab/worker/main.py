@@ -33,8 +33,8 @@ class Worker:
     def __init__(self, spec: WorkerSpec, link: WorkerLink) -> None:
         self._link = link
         self._rank = spec.rank
-        self.engine = Engine(spec.rank, self.report)
-        self._randomness = Randomness()
+        self._randomness = Randomness(spec.seed)
+        self.engine = Engine(spec.rank, self.report, self._randomness)
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher(self._streams)
         self._debugger = Debugger(self.report, self._flush)
@@ -123,7 +123,6 @@ class Worker:
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
     torch.set_num_threads(config.threads_of_worker(spec.local_world_size))
-    torch.manual_seed(spec.seed)
     link = WorkerLink(spec)
     worker = Worker(spec, link)
     link.connect()

@@ -1,14 +1,26 @@
 """Random numbers: all ranks start from one seed and draw equal ones; a rank draws its own only on request.
 
-Source of the mixing: the position is added to the seed through SplitMix64's finaliser (Steele, Lea, Flood 2014),
-so that neighbouring ranks get unrelated streams.
+There is one stream of numbers for each *scope*: the whole mesh (its stream is torch's own from the seed, so that
+a cell draws what eager torch would), each part of it, calls on one process, and the functions whose number of draws
+may differ between ranks (a user's, and samplers that reject). What one scope draws never moves another, so the
+ranks of each stay equal.
+
+Source of the mixing: SplitMix64's finaliser (Steele, Lea, Flood 2014), so that neighbouring positions get unrelated
+streams.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
 import torch
 
 _MASK = (1 << 64) - 1
+WHOLE = 0
+ONE_PROCESS = -1
+PRIVATE = -2
 
 
 def mixed(seed: int, position: int) -> int:
@@ -18,19 +30,76 @@ def mixed(seed: int, position: int) -> int:
     return (z ^ (z >> 31)) & ((1 << 63) - 1)
 
 
+@dataclass(slots=True)
+class _Streams:
+    seed: int
+    states: dict[int, torch.Tensor] = field(default_factory=dict)  # scope -> state, of the scopes not in use
+
+
 class Randomness:
-    """Keeps the common state while a rank draws its own numbers, and brings it back."""
+    """Which stream torch's generator is in. Runs on: the worker's main thread."""
 
-    def __init__(self) -> None:
-        self._kept: list[torch.Tensor] = []
-
-    def seed(self, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
+        self._kept: list[_Streams] = []
+        self._streams = _Streams(seed)
+        self._scope = WHOLE
         torch.manual_seed(seed)
 
-    def vary(self, level: int, seed: int, position: int) -> None:
-        if position >= 0:
-            self._kept.append(torch.get_rng_state())
-            torch.manual_seed(mixed(seed, position))
+    def use(self, scope: int) -> None:
+        """Draw from the stream of ``scope`` from now on."""
+        if scope == self._scope:
             return
-        while len(self._kept) > level:
-            torch.set_rng_state(self._kept.pop())
+        self._streams.states[self._scope] = torch.get_rng_state()
+        self._scope = scope
+        state = self._streams.states.pop(scope, None)
+        if state is not None:
+            torch.set_rng_state(state)
+        else:
+            torch.manual_seed(self._first(scope))
+
+    def _first(self, scope: int) -> int:
+        return self._streams.seed if scope == WHOLE else mixed(self._streams.seed, scope & 0xFFFF_FFFF)
+
+    @contextmanager
+    def private(self) -> Iterator[None]:
+        """What is drawn inside comes from a stream that ranks may leave at different places."""
+        scope = self._scope
+        if scope in (PRIVATE, ONE_PROCESS):
+            yield
+            return
+        self.use(PRIVATE)
+        try:
+            yield
+        finally:
+            self.use(scope)
+
+    def seed(self, seed: int) -> None:
+        """Every stream begins again."""
+        self._streams = _Streams(seed)
+        torch.manual_seed(self._first(self._scope))
+
+    def vary(self, level: int, seed: int, position: int) -> None:
+        """Draw numbers of this rank's own until ``position`` -1 brings the common streams of ``level`` back."""
+        scope = self._scope
+        self.use(WHOLE)
+        if position >= 0:
+            self._streams.states[WHOLE] = torch.get_rng_state()
+            self._kept.append(self._streams)
+            self._streams = _Streams(mixed(seed, position))
+            torch.manual_seed(self._streams.seed)
+        else:
+            while len(self._kept) > level:
+                self._streams = self._kept.pop()
+            state = self._streams.states.pop(WHOLE, None)
+            if state is not None:
+                torch.set_rng_state(state)
+        self.use(scope)
+
+
+def get_state() -> torch.Tensor:
+    """The generator's state, of the scope that runs this."""
+    return torch.get_rng_state()
+
+
+def set_state(state: torch.Tensor) -> None:
+    torch.set_rng_state(state)

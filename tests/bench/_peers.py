@@ -45,7 +45,7 @@ def install() -> None:
             continue
         print(f"installing {', '.join(packages)} into {done.parent}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", done.parent], check=True)
-        pip = [python_of(name), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+        pip = [python_of(name), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
         subprocess.run([*pip, *packages], check=True)
         done.write_text(wanted)
 

@@ -1,7 +1,7 @@
 """P8: ``reduce`` over a mesh dim, 1 MB and 64 MB, 2 workers.
 
-Reference: the bare gloo all-reduce between two plain processes, in turn with ours: of a fresh copy for ``reduce``, which
-returns a new tensor, and in place for ``reduce_``.
+Reference: the bare gloo all-reduce between two plain processes, in turn with ours: of a fresh copy for ``reduce``,
+which returns a new tensor, and in place for ``reduce_``.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def test_the_state_of_an_optimizer_moves_to_another_one(mesh: Any, double: None)
             first.step()
         other.load_state_dict(model.state_dict())
         second = optim.AdamW(other.parameters(), lr=0.3)
-        second.load_state_dict(first.state_dict())
+        second.load_state_dict(copy.deepcopy(first.state_dict()))
         for m, o in ((model, first), (other, second)):
             o.zero_grad()
             m(batch).pow(2).sum().backward()
