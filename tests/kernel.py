@@ -13,6 +13,7 @@ import contextlib
 import os
 import queue
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,9 @@ class Kernel:
 
     def __init__(self, env: dict[str, str] | None = None, cwd: str | None = None) -> None:
         # Over unix sockets no two tests can want one port, and ipykernel has no TCP to warn about.
-        self.manager = KernelManager(kernel_name="python3", transport="ipc")
+        self._directory = tempfile.TemporaryDirectory(prefix="mlk-")
+        file = os.path.join(self._directory.name, "kernel.json")  # the sockets lie beside it
+        self.manager = KernelManager(kernel_name="python3", transport="ipc", connection_file=file)
         self.seen: list[Message] = []
         self.reply: Message | None = None
         self._env, self._cwd = env, cwd
@@ -46,6 +49,7 @@ class Kernel:
         if self.manager.is_alive():
             self.manager.shutdown_kernel(now=False)
         self.manager.cleanup_resources()
+        self._directory.cleanup()
 
     def _connect(self) -> None:
         self.client = self.manager.client()

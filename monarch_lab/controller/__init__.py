@@ -6,32 +6,42 @@ cache.py      what was learned           autograd.py   backward and .grad
 constants.py  numbers kept here          answers.py    what needs no op
 mode.py       factories of a cell        patches.py    what torch does not route
 mesh.py       meshes and their parts     moves.py      reduce, fetch
-placing.py    local values onto a mesh   remote.py     user functions
+placing.py    local values onto a mesh   remote_functions.py   user functions
 client.py     the stream of one mesh     waiting.py, futures.py   answers on their way
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
 """
 
-from monarch_lab.controller import random, tensor
-from monarch_lab.controller.futures import Future
-from monarch_lab.controller.mesh import DeviceMesh, get_active_mesh, no_mesh
-from monarch_lab.controller.moves import fetch_all, fetch_shard, inspect, reduce, reduce_
-from monarch_lab.controller.remote import call_on_shard_and_fetch, remote
-from monarch_lab.controller.tensor import MeshTensor
+from __future__ import annotations
 
-__all__ = [
-    "DeviceMesh",
-    "Future",
-    "MeshTensor",
-    "call_on_shard_and_fetch",
-    "fetch_all",
-    "fetch_shard",
-    "get_active_mesh",
-    "inspect",
-    "no_mesh",
-    "random",
-    "reduce",
-    "reduce_",
-    "remote",
-    "tensor",
-]
+import importlib
+from typing import Any
+
+# Resolved when asked for: ``front`` is for whoever shows things, and must not import torch.
+_NAMES = {
+    "DeviceMesh": "mesh",
+    "Future": "futures",
+    "MeshTensor": "tensor",
+    "call_on_shard_and_fetch": "remote_functions",
+    "fetch_all": "moves",
+    "fetch_shard": "moves",
+    "get_active_mesh": "mesh",
+    "inspect": "moves",
+    "no_mesh": "mesh",
+    "random": "",
+    "reduce": "moves",
+    "reduce_": "moves",
+    "remote": "remote_functions",
+}
+
+__all__ = list(_NAMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    importlib.import_module(f"{__name__}.tensor")  # whoever makes a tensor needs its class in place
+    module = importlib.import_module(f"{__name__}.{_NAMES[name] or name}")
+    found = getattr(module, name) if _NAMES[name] else module
+    globals()[name] = found
+    return found

@@ -98,7 +98,7 @@ def backward(
     )
     retained = len(client.retained) > 0
     plan = None if retained else client.cache.plans.get(key)
-    if plan is not None:
+    if plan is not None and all(ref in client.leaves for ref in plan.leaves):  # none has died since
         _replay(plan, mesh, roots, gradients, wanted, ambient)
     else:
         _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)

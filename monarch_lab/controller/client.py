@@ -85,6 +85,7 @@ class Client:
         self._prompts: deque[tuple[int, wire.DebugRead]] = deque()
         self._waiters: list[Pending] = []
         self._serving = False
+        self._quitting = False
         self._gone: dict[int, ProcessInfo] = {}
         self._lost = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
@@ -213,8 +214,10 @@ class Client:
     def _wait_for_mark(self, number: int) -> Pending:
         pending = Pending(r for r in self.alive if self._done[r] < number)
         self._marks.append((number, pending))
-        for rank in list(pending.waiting):  # its report may have come in between
-            if self._done[rank] >= number or rank in self._gone:
+        for rank in list(pending.waiting):  # its report, or its end, may have come in between
+            if rank in self._gone:
+                pending.give_up(rank)
+            elif self._done[rank] >= number:
                 pending.fill(rank, None, [])
         return pending
 
@@ -238,7 +241,7 @@ class Client:
             self._send(tuple(ranks), encode(make(ident)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
-                pending.fill(rank, None, [])
+                pending.give_up(rank)
         return pending
 
     # --- cells
@@ -305,6 +308,8 @@ class Client:
             self.flush()
             if not self.alive:
                 return self.check_alive()
+            if all(self._done[r] >= self.batch for r in self.alive):
+                return  # nothing is outstanding
             pending = self._wait_for_mark(self._send_mark())
         self.wait(pending)
         self.collectives_since_sync = False
@@ -335,7 +340,11 @@ class Client:
     def _interrupted(self) -> None:
         """Ctrl-C while waiting: tell the workers, then give them a moment to stop."""
         self.interrupt()
+        self._quitting = True  # every debugger that waits, or comes to wait, is left
         try:
+            while self._prompts:
+                rank, read = self._prompts.popleft()
+                self._reply(rank, wire.DebugReply(read.session, read.number, "q"))
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
@@ -352,6 +361,8 @@ class Client:
                 log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
         except KeyboardInterrupt:
             pass  # a second press: do not wait
+        finally:
+            self._quitting = False
         self._failures.drop_interrupted()
 
     def _serve_prompts(self) -> None:
@@ -395,6 +406,9 @@ class Client:
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
             case wire.DebugRead():
+                if self._quitting:
+                    self._reply(rank, wire.DebugReply(message.session, message.number, "q"))
+                    return
                 self._prompts.append((rank, message))
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
@@ -441,7 +455,7 @@ class Client:
 
     def _give_up(self, rank: int) -> None:
         for pending in [*self._pending.values(), *(p for _, p in list(self._marks))]:
-            pending.fill(rank, None, [])
+            pending.give_up(rank)
 
     # --- for displays
 

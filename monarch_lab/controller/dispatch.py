@@ -28,6 +28,7 @@ _here = locations.here
 # Filled by tensor.py and others, which need this module in turn.
 handle_class: type = torch.Tensor
 handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as an nn.Parameter
+all_classes: frozenset[type] = frozenset()  # these and constants
 special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
 graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
 

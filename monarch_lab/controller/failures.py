@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 import pickle
 import threading
 from dataclasses import dataclass, field
@@ -105,6 +106,11 @@ def rank_failure(rank: int, failure: wire.Failure) -> RankFailure:
     return RankFailure(rank, failure.type_name, failure.text, frames, _opened(failure))
 
 
+def _place_name(filename: str) -> str:
+    """A cell's file has the kernel's process number in its name: no two runs would read the same."""
+    return "the cell's" if "ipykernel_" in filename or filename.startswith("<") else os.path.basename(filename)
+
+
 _classes: dict[type, type[RemoteException]] = {}
 
 
@@ -134,7 +140,7 @@ def build(
     first = failures[min(failures)]
     ranks = sorted(failures)
     on = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
-    at = f", issued at {where.filename} line {where.line}" if where is not None else ""
+    at = f", issued at {_place_name(where.filename)} line {where.line}" if where is not None else ""
     message = f"{first.type_name}: {first.text} (on {on}{at}){note}"
     error = _class_for(first.exception)(
         message,

@@ -29,9 +29,11 @@ def here(depth: int) -> Location:
     while True:
         code = frame.f_code
         library = _is_library.get(code)
-        if library is None:
-            library = _is_library[code] = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
         if not library:
+            if library is None:
+                library = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
+                _is_library[code] = library
+                continue
             return code, frame.f_lasti
         back = frame.f_back
         if back is None:

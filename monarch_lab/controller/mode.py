@@ -82,10 +82,9 @@ class MeshMode(TorchFunctionMode):
     """On the stack while a mesh is active on this thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for kind in types:
-            if getattr(kind, "is_mesh_tensor", False):
-                handler = dispatch.special.get(func)
-                return dispatch.dispatch(func, args, kwargs) if handler is None else handler(*args, **(kwargs or {}))
+        if types and not dispatch.all_classes.isdisjoint(types):
+            handler = dispatch.special.get(func)
+            return dispatch.dispatch(func, args, kwargs) if handler is None else handler(*args, **(kwargs or {}))
         mesh = active_mesh.get()
         if mesh is not None and (func in FACTORIES or func in LITERALS):
             return create(func, args, kwargs or {}, mesh)

@@ -126,7 +126,7 @@ def _coordinates(mesh: Any, shard: dict[str, int] | None, dims: dict[str, int]) 
     return mesh.slice_.rank(tuple(at))
 
 
-def _request(mesh: Any, tensors: list[Any], rank: int) -> Pending:
+def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
     client = mesh.client
     for t in tensors:
         if hasattr(t, "_value"):
@@ -134,7 +134,7 @@ def _request(mesh: Any, tensors: list[Any], rank: int) -> Pending:
 
             materialise(t)
     refs = [t._ref.id for t in tensors]
-    return client.request(lambda ident: wire.Fetch(ident, refs), (rank,))
+    return client.request(lambda ident: wire.Fetch(ident, refs), ranks)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:
@@ -158,8 +158,8 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     mesh = _shared_mesh(tensors)
     client = mesh.client
     rank = _coordinates(mesh, shard, dims)
-    settle_collectives(client, mesh)
-    pending = _request(mesh, tensors, rank)
+    settle_collectives(client)
+    pending = _request(mesh, tensors, (rank,))
 
     def finish(p: Pending) -> Any:
         values = iter(opened(client, p, rank))
@@ -168,7 +168,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     return Future(client, pending, finish)
 
 
-def settle_collectives(client: Any, mesh: Any) -> None:
+def settle_collectives(client: Any) -> None:
     """After a collective a value may hang on a failure of another rank: every rank hears of it first."""
     if client.collectives_since_sync and client.world > 1:
         client.settle()
@@ -188,10 +188,10 @@ def fetch_all(obj: Any) -> Any:
         return obj
     mesh = _shared_mesh(tensors)
     client = mesh.client
-    pending = {rank: _request(mesh, tensors, rank) for rank in mesh.ranks_key}
-    for p in pending.values():
-        client.wait(p)
-    by_rank = [opened(client, pending[rank], rank) for rank in mesh.ranks_key]
+    settle_collectives(client)
+    pending = _request(mesh, tensors, mesh.ranks_key)
+    client.wait(pending)
+    by_rank = [opened(client, pending, rank) for rank in mesh.ranks_key]
     sizes = tuple(mesh.sizes[n] for n in mesh.names)
     stacked = iter([_stack(list(values), sizes) for values in zip(*by_rank, strict=True)])
     return tree_unflatten([next(stacked) if _is_mesh(x) else x for x in leaves], spec)
@@ -210,8 +210,8 @@ def fetch_one(tensor: Any) -> torch.Tensor:
     """The value of the first process."""
     mesh = tensor._ref.mesh
     client = mesh.client
-    settle_collectives(client, mesh)
+    settle_collectives(client)
     rank = mesh.ranks_key[0]
-    pending = _request(mesh, [tensor], rank)
+    pending = _request(mesh, [tensor], (rank,))
     client.wait(pending)
     return opened(client, pending, rank)[0]

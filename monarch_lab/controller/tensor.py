@@ -323,4 +323,5 @@ answers.install(MeshTensor)
 dispatch.handle_class = scanning.handle_class = MeshTensor
 dispatch.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
 scanning.constant_class = ConstantTensor
+dispatch.all_classes = frozenset((MeshTensor, Parameter, ConstantTensor))
 scanning.resolve_constants = constants.resolve

@@ -16,10 +16,11 @@ log = logging.getLogger(__name__)
 class Pending:
     """One answer from each of ``ranks``. Filled on the I/O thread, read by whoever waits."""
 
-    __slots__ = ("waiting", "replies", "bell", "done", "_callbacks")
+    __slots__ = ("ranks", "waiting", "replies", "bell", "done", "_callbacks")
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self.waiting = set(ranks)
+        self.ranks = frozenset(ranks)
+        self.waiting = set(self.ranks)
         self.replies: dict[int, tuple[Any, list[Any]]] = {}  # rank -> (message, frames)
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.done = not self.waiting
@@ -31,6 +32,12 @@ class Pending:
         self.replies[rank] = (message, frames)
         self.waiting.discard(rank)
         if not self.waiting:
+            self.finish()
+
+    def give_up(self, rank: int) -> None:
+        """A rank is gone: whoever waits for it is told at once, not when the others have ended theirs."""
+        if rank in self.ranks and not self.done:
+            self.waiting.discard(rank)
             self.finish()
 
     def finish(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import linecache
 import sys
 import time
@@ -45,6 +46,7 @@ class CellOptions:
     is_async: bool
 
 
+@functools.cache
 def cell_parser() -> Parser:
     parser = Parser("%%mesh", DESCRIPTION)
     parser.add_argument("--name", metavar="NAME", help="the mesh to run on; the current one if not given")

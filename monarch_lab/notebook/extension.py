@@ -8,11 +8,11 @@ from __future__ import annotations
 import atexit
 import builtins
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+from monarch_lab.controller.front import set_default_front
 from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.cell import CellRunner
 from monarch_lab.notebook.comm import Panel
@@ -24,7 +24,6 @@ from monarch_lab.notebook.output import Front
 from monarch_lab.notebook.shown import ShownValues
 from monarch_lab.notebook.transform import RUNNER, MarkFirstLine, WrapBody
 
-FRONT = "monarch_lab.controller.front"
 MESH = ("monarch_lab.controller.mesh", "DeviceMesh")
 
 # By shell: there is one in a process, but for tests.
@@ -155,6 +154,5 @@ def _panel(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
 
 
 def _set_default_front(front: Front | None) -> None:
-    module = sys.modules.get(FRONT)
-    if module is not None:
-        module.set_default_front(front)
+    # The module and its package are light: torch comes with the first mesh, not with %load_ext.
+    set_default_front(front)

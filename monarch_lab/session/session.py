@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import monarch_lab.controller.tensor  # noqa: F401  the class of every tensor that is made
 from monarch_lab.config import Settings
 from monarch_lab.controller import patches
 from monarch_lab.controller.client import Client
@@ -113,7 +114,7 @@ class Session:
             pending_ops=pending,
             op=op,
             op_age_s=round(age, 1),
-            exit="" if info.is_live else info.obituary().partition("\n")[0],
+            exit=info.ending(),
         )
 
 

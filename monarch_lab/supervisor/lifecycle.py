@@ -116,6 +116,14 @@ class ProcessInfo:
     def is_live(self) -> bool:
         return self.state in LIVE
 
+    def ending(self) -> str:
+        """How it ended, in two words; "" while it lives."""
+        if self.is_live:
+            return ""
+        if self.code is None:
+            return self.state.name.lower().replace("_", " ")
+        return f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
+
     def obituary(self) -> str:
         """How it ended, in one line, and what it printed last."""
         who = f"rank {self.rank} (host {self.host}, pid {self.pid})"
@@ -131,6 +139,13 @@ class ProcessInfo:
         if self.out_of_memory:
             line += ": the system was out of memory"
         return f"{line}\n{self.last_lines}" if self.last_lines else line
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
 
 
 def _how(code: int) -> str:

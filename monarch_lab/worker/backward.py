@@ -57,7 +57,8 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
         order.keep_graph,
         order.create_graph,
     )
-    touched = sorted(set(engine.touched))  # the order in which a rank reached them is its own
+    # The order in which a rank reached them is its own. A leaf whose handle is gone still has its hook.
+    touched = sorted(ref for ref in set(engine.touched) if ref in engine.cells)
     retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not had.get(r)]
     touched += sorted(r for r in retained if r not in touched)
     fresh, grads = [], []
@@ -82,9 +83,10 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
     _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
     leaves = code[start:end:2]
-    if set(leaves) != set(engine.touched):
+    touched = {ref for ref in engine.touched if ref in cells}
+    if set(leaves) != touched:
         raise PredictionError(
-            f"backward() reached {len(set(engine.touched))} leaves where the same graph reached {len(leaves)} before; "
+            f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "
             "what was learned is dropped, so running the cell again is right",
             -plan.plan,
         )

@@ -54,6 +54,11 @@ def _all_reduce(tensor: torch.Tensor, group: Group, reduction: str) -> torch.Ten
             reduction, reduction
         )
     buffer = _wire_form(tensor)
+    _add_up(buffer, group, reduction)
+    return _back(buffer, tensor)
+
+
+def _add_up(buffer: torch.Tensor, group: Group, reduction: str) -> None:
     if group.backend is not None:
         import torch.distributed as dist
 
@@ -62,7 +67,6 @@ def _all_reduce(tensor: torch.Tensor, group: Group, reduction: str) -> torch.Ten
         group.backend.allreduce([buffer], options).wait()
     if reduction == "avg":
         buffer /= group.size
-    return _back(buffer, tensor)
 
 
 def _all_gather(tensor: torch.Tensor, group: Group) -> torch.Tensor:
@@ -146,6 +150,12 @@ def reduce_(
     tensor: torch.Tensor, mesh: int, dims: tuple[str, ...], sizes: tuple[int, ...], reduction: str, scatter: bool
 ) -> torch.Tensor:
     """As reduce, written into ``tensor``."""
+    plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_complex() or tensor.dtype is torch.bool)
+    if plain and not (reduction == "avg" and not tensor.is_floating_point()):
+        with torch.no_grad():  # the pages of a copy would cost as much again
+            _add_up(tensor, current().along(mesh, dims), reduction)
+        torch.autograd.graph.increment_version(tensor)
+        return tensor
     return tensor.copy_(reduce(tensor, mesh, dims, sizes, reduction, scatter))
 
 

@@ -42,7 +42,17 @@ class P:
             futures = [
                 remote.call_on_shard_and_fetch(rank, *a, shard={"host": 0, "gpu": rank}) for rank in range(self.n)
             ]
-            return [future.result() for future in futures]
+        waiting = list(futures)
+        while waiting:  # whichever fails first is the error, as with ray.get of a list
+            for future in [f for f in waiting if f.done()]:
+                future.result()
+                waiting.remove(future)
+            if waiting:
+                try:
+                    waiting[0].result(timeout=0.01)
+                except TimeoutError:
+                    pass
+        return [future.result() for future in futures]
 
     def prepare(self, mb):
         with self.first.activate():
