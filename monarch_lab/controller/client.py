@@ -64,6 +64,7 @@ class Client:
         self.code: list[int] = []
         self.numbers: list[int | float] = []
         self.where: list[Location] = []
+        self._elsewhere: list[int] = []  # deletes of a part's batch, for the ranks outside it
         self.scope: tuple[int, ...] | None = None  # ranks of the buffered batch
         self.scope_number = 0  # of its mesh; 0 is the whole one
         self.ambient = -1  # ambient of the last op in the buffer
@@ -174,17 +175,25 @@ class Client:
             self.ops += len(self.where)
             self.code, self.numbers, self.where, self.ambient = [], [], [], -1
             self._send(ranks, encode(batch))
+            if self._elsewhere:
+                self.batch += 1
+                self._send(None, encode(wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)))
+                self._elsewhere = []
             if self.batch % self.settings.engine.report_every_batches == 0:
                 if not report:
                     self._send_mark()
                 self._hold_back()
 
     def drain_dead(self) -> None:
-        """Deletes ride in the stream, after the uses. A ref of another scope is unknown there, and ignored."""
+        """Deletes ride in the stream, after the uses. With a part of the mesh in scope they also go to all at the end:
+        a rank that does not have the ref ignores it."""
         dead = self.dead
+        whole = self._everywhere(self.scope)
         while dead:
-            self.code.append(Op.DELETE)
-            self.code.append(dead.popleft())
+            ref = dead.popleft()
+            self.code += (Op.DELETE, ref)
+            if not whole:
+                self._elsewhere += (Op.DELETE, ref)
 
     def _everywhere(self, ranks: tuple[int, ...] | None) -> bool:
         return ranks is None or len(ranks) == self.world
@@ -363,7 +372,7 @@ class Client:
             pass  # a second press: do not wait
         finally:
             self._quitting = False
-        self._failures.drop_interrupted()
+        self._failures.clear()
 
     def _serve_prompts(self) -> None:
         self._serving = True

@@ -81,9 +81,10 @@ class Log:
             first = self._ops[min(self._ops)].failure() if self._ops else _PARTLY
             return poisoned, first
 
-    def drop_interrupted(self) -> None:
+    def clear(self) -> None:
+        """The cell they belong to ends with an interrupt: that is what the user sees. What hangs on them stays known."""
         with self._lock:
-            self._ops = {k: op for k, op in self._ops.items() if not all(f.interrupted for f in op.by_rank.values())}
+            self._ops.clear()
 
 
 def place(location: Location) -> str:

@@ -128,6 +128,8 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
         random=answer.random,
         opaque=opaque,
         private=answer.private,
+        random_single=answer.random or opaque or answer.private,
+        news=answer.keeps.count(-1),
     )
 
 
@@ -137,9 +139,7 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
-        entry.plain = entry.shares < 0 and not (entry.random or entry.opaque)
-    entry.random_single = entry.random or entry.opaque or entry.private
-    entry.news = answer.keeps.count(-1)
+        entry.plain = entry.shares < 0 and not entry.random_single
     if answer.tree == ["t", 0] and not answer.after and answer.mutated == answer.keeps and answer.keeps[0] >= 0:
         entry.in_place = answer.keeps[0]
     collective = getattr(call.func, "collective", False)

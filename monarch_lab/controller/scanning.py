@@ -50,6 +50,12 @@ KEYED_FLOATS: set[Any] = {
     torch.nn.functional.upsample,
     torch.nn.functional.upsample_bilinear,
     torch.nn.functional.upsample_nearest,
+    torch.nn.functional.fractional_max_pool2d,
+    torch.nn.functional.fractional_max_pool3d,
+    torch.nn.functional.fractional_max_pool2d_with_indices,
+    torch.nn.functional.fractional_max_pool3d_with_indices,
+    torch.nn.functional._fractional_max_pool2d,
+    torch.nn.functional._fractional_max_pool3d,
 }
 
 # Set by tensor.py and constants.py, which need this module in turn.

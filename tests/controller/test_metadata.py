@@ -116,7 +116,7 @@ def test_a_chain_of_writes_to_a_base_and_its_views_gives_the_gradients_of_plain_
             column = x[:, 1]
             column.add_(b)
             x[1:3, 1:3] = x[1:3, 1:3] * 2
-            column.mul_(column.detach())
+            column.mul_(column.detach().clone())
             grads += torch.autograd.grad(x.pow(2).sum(), (a, b))
         return [x.detach(), column.detach(), *grads]
 

@@ -145,7 +145,6 @@ def test_a_breakpoint_without_an_input_box_is_declined(kernel: Kernel) -> None:
     assert "[0.0] debugger declined: this front end cannot ask for input" in lines(kernel)
 
 
-@pytest.mark.xfail(reason="the client leaves the other ranks' debuggers waiting", strict=False)
 def test_an_interrupt_at_a_breakpoint_ends_the_op_and_the_cell(kernel: Kernel) -> None:
     def interrupt(prompt: str) -> str:
         kernel.interrupt()
