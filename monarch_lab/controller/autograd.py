@@ -13,6 +13,7 @@ import torch
 
 from monarch_lab.controller import dispatch, locations
 from monarch_lab.controller.cache import Plan
+from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.errors import UsageTypeError
@@ -28,6 +29,8 @@ def set_grad(tensor: Any, value: Any) -> None:
     if value is not None:
         if not getattr(value, "is_mesh_tensor", False):
             raise UsageTypeError("the .grad of a mesh tensor is a mesh tensor: put the value on the mesh first")
+        if value._ref.mesh is not tensor._ref.mesh:
+            raise wrong_mesh(torch.autograd.backward, [tensor, value])
         if value._meta.shape != tensor._meta.shape:
             raise RuntimeError(
                 f"assigned grad has data of a different size: {tuple(value.shape)}, not {tuple(tensor.shape)}"
@@ -81,6 +84,8 @@ def backward(
             continue
         if not getattr(t, "is_mesh_tensor", False):
             raise UsageTypeError("LOCAL_TENSOR: backward() of a mesh tensor takes mesh tensors: use mesh.replicate(g)")
+        if t._ref.mesh is not mesh:
+            raise wrong_mesh(torch.autograd.backward, [roots[0], t])
         _sent(t)
     create_graph = bool(create_graph)
     keep_graph = create_graph if retain_graph is None else bool(retain_graph)
@@ -119,7 +124,7 @@ def _replay(
     client = mesh.client
     with client.lock:
         client.use_scope(mesh)
-        if client.dead:
+        if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
             dispatch.start_ambient(client, ambient)
@@ -131,7 +136,8 @@ def _replay(
         outs = []
         for leaf, fresh in zip(plan.leaves, plan.fresh, strict=True):
             outs.append(next(client.refs) if fresh else 0)
-            code.extend((leaf, outs[-1]))
+            had = None if fresh else client.leaves[leaf]._grad
+            code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
         client.where.append(locations.here(3))
         if len(client.where) >= client.flush_ops:
             client.flush()
@@ -173,11 +179,13 @@ def _learn(
     client.wait(pending)
     bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
     if bad:
+        _take_back(client, mesh, [m for m, _ in pending.replies.values() if isinstance(m, wire.BackwardLearned)])
         raise_learn_failure(client, bad)
     client.check_alive(mesh.ranks_key)
     answers = {r: m for r, (m, _) in pending.replies.items()}
     first = answers[min(answers)]
-    if any(sorted(m.touched) != sorted(first.touched) for m in answers.values()):
+    if any((m.touched, m.fresh) != (first.touched, first.fresh) for m in answers.values()):
+        _take_back(client, mesh, list(answers.values()))
         texts = "; ".join(f"rank {r}: {len(m.touched)}" for r, m in sorted(answers.items()))
         raise UsageTypeError(
             f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
@@ -189,6 +197,28 @@ def _learn(
         with client.lock:
             client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
         client.cache.keep_plan(key, plan)
+
+
+def _take_back(client: Any, mesh: Any, answers: Sequence[wire.BackwardLearned]) -> None:
+    """A pass that failed on some ranks leaves no gradient on the others: a new one goes, one added to is lost."""
+    lost: set[int] = set()
+    for answer in answers:
+        for leaf, fresh in zip(answer.touched, answer.fresh, strict=True):
+            handle = client.leaves.get(leaf)
+            if handle is None:
+                continue
+            if handle._grad is not None and not fresh:
+                lost.add(handle._grad._ref.id)
+                continue
+            with client.lock:
+                client.use_scope(mesh)
+                client.code.extend((Op.SET_GRAD, leaf, handle._grad._ref.id if handle._grad is not None else 0))
+                client.where.append(locations.here(3))
+    if lost:
+        failure = wire.Failure(
+            "RuntimeError", "a backward pass failed on some ranks after it was added to on others", []
+        )
+        client.order(wire.Poison(sorted(lost), failure), mesh.ranks_key)
 
 
 def _store(

@@ -47,6 +47,7 @@ class Cache:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         self.templates: dict[tuple[Any, ...], int] = {}
         self.plans: dict[tuple[Any, ...], Plan] = {}
+        self.never: set[tuple[Any, ...]] = set()  # kinds whose result was another than the first time
         self.misses = 0  # calls that waited to learn
         self.asked = 0  # calls that wait every time: data dependent
         self._limit = limit
@@ -77,8 +78,9 @@ class Cache:
         self.plans[key] = plan
 
     def forget(self, number: int) -> None:
-        """Drop the entry (or, negative, the plan) of this number."""
+        """Drop the entry (or, negative, the plan) of this number. Calls of its kind are asked each time from now on."""
         if number > 0:
+            self.never.update(k for k, e in self.entries.items() if e.number == number)
             self.entries = {k: e for k, e in self.entries.items() if e.number != number}
         else:
             self.plans = {k: p for k, p in self.plans.items() if p.number != -number}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
+_FIRST_FLUSH_OPS = 16  # idle workers begin soon; batches then grow to the setting
 
 
 class Client:
@@ -53,7 +54,8 @@ class Client:
         self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.varied_mesh: Any = None
-        self.flush_ops = settings.engine.flush_ops
+        self.flush_ops = _FIRST_FLUSH_OPS
+        self.urgent = False  # a large value has died: its delete goes out with the next op
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
         self.collectives_since_sync = False
@@ -174,6 +176,7 @@ class Client:
                 self._issued_at[self.batch] = time.monotonic()
             self.ops += len(self.where)
             self.code, self.numbers, self.where, self.ambient = [], [], [], -1
+            self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
             self._send(ranks, encode(batch))
             if self._elsewhere:
                 self.batch += 1
@@ -184,9 +187,15 @@ class Client:
                     self._send_mark()
                 self._hold_back()
 
+    def let_go_large(self, ref: int) -> None:
+        """The last handle of a large value died. Any thread."""
+        self.dead.append(ref)
+        self.urgent = True
+
     def drain_dead(self) -> None:
         """Deletes ride in the stream, after the uses. With a part of the mesh in scope they also go to all at the end:
         a rank that does not have the ref ignores it."""
+        self.urgent = False
         dead = self.dead
         whole = self._everywhere(self.scope)
         while dead:
@@ -321,14 +330,15 @@ class Client:
                 return  # nothing is outstanding
             pending = self._wait_for_mark(self._send_mark())
         self.wait(pending)
+        self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = False
         self._share_failures()
 
     def _share_failures(self) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
-        poisoned, failure = self._failures.take_poisoned(self.scope_ranks)
-        if poisoned and self.world > 1:
-            self.order(wire.Poison(sorted(poisoned), failure), None)
+        for failure, refs in self._failures.take_poisoned(self.scope_ranks):
+            if self.world > 1:
+                self.order(wire.Poison(refs, failure), None)
 
     def raise_failure(self, cause: wire.Failure | None = None) -> None:
         """Raises the first failure not yet raised, or the one with this cause, if there is one."""
@@ -455,6 +465,8 @@ class Client:
         if not process.is_live and self.state == "live":
             self._gone[process.rank] = process
             self.note = process.obituary()
+            front = self.front or get_default_front()
+            front.output(self.cell, process.rank, process.label, "stderr", f"{self.note}\n")
             self._give_up(process.rank)
 
     def on_lost(self, reason: str) -> None:

@@ -151,7 +151,7 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
     with client.lock:
         if mesh.ranks_key is not client.scope:
             client.use_scope(mesh)
-        if client.dead:
+        if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
             start_ambient(client, ambient)
@@ -198,7 +198,7 @@ def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any)
         equal = _after_random(entry, equal, mesh.client, mesh)
     handle = _wrapper(handle_class, *single.wrapper)
     handle._meta = single
-    handle._ref = Ref(out, mesh, equal)
+    handle._ref = Ref(out, mesh, equal, single.is_large)
     if entry.shares >= 0:
         source = tensors[entry.shares]
         store = handle._store = source._store or source._ref
@@ -238,7 +238,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
         meta = entry.single
         handle = _wrapper(handle_class, *meta.wrapper)
         handle._meta = meta
-        handle._ref = Ref(out, mesh, (self._store or ref).equal & (other._store or far).equal)
+        handle._ref = Ref(out, mesh, (self._store or ref).equal & (other._store or far).equal, meta.is_large)
         if meta.wants_sig:
             sign(handle, entry.number, 0, [self, other])
         return handle
@@ -257,7 +257,7 @@ def start_ambient(client: Any, ambient: int) -> None:
 
 def _after_random(entry: Entry, equal: int, client: Any, mesh: Any) -> int:
     """What is still known equal of a result: nothing of a user's function, and along varied dims of drawn numbers."""
-    if entry.opaque or entry.private:
+    if entry.opaque:
         return 0
     varied = client.varied
     if varied and client.varied_mesh is not mesh:
@@ -282,9 +282,6 @@ def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
     equal = mesh.all_equal
     for t in tensors:
         equal &= (t._store or t._ref).equal
-    if entry.opaque:  # it may write to any input without a trace (t.data), from any other
-        for t in tensors:
-            _wrote(t, equal)
     if entry.random_single:
         equal = _after_random(entry, equal, client, mesh)
     sigs = tensors[:]
@@ -298,7 +295,7 @@ def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
         if keep <= -2:
             handles.append(handles[-2 - keep])
             continue
-        handle = make_handle(meta, Ref(next(fresh), mesh, equal))
+        handle = make_handle(meta, Ref(next(fresh), mesh, equal, meta.is_large))
         alias = entry.aliases[k]
         if alias != -1:
             source = tensors[alias] if alias >= 0 else handles[-2 - alias]
@@ -351,6 +348,8 @@ def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> An
             return None
         case ["p", index]:
             return (values or [])[index]
+        case ["c", index, children]:
+            return (values or [])[index](*[build(c, handles, values) for c in children])
         case ["s", "tuple", children]:
             return tuple(build(c, handles, values) for c in children)
         case ["s", "list", children]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import pickle
 import threading
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from monarch_lab.controller.locations import Location, frame_of
 from monarch_lab.errors import RankFailure, RemoteException, RemoteFrame
 from monarch_lab.wire import engine as wire
+from monarch_lab.wire.codec import encode
 
 _PARTLY = wire.Failure(
     "KeyboardInterrupt",
@@ -39,7 +39,8 @@ class Log:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ops: dict[tuple[int, int], FailedOp] = {}
-        self.poisoned: set[int] = set()
+        self._poisoned: dict[int, wire.Failure] = {}
+        self._cause: wire.Failure | None = None  # of what is poisoned; the op itself may have been raised already
         self._unwritten: dict[tuple[int, int], set[int]] = {}
         self.forget: list[int] = []  # entries whose prediction was wrong; a backward plan has a negative number
 
@@ -48,7 +49,7 @@ class Log:
             key = (message.batch, message.position)
             op = self._ops.setdefault(key, FailedOp(*key, location))
             op.by_rank[rank] = message.failure
-            self.poisoned.update(message.outputs)
+            self._cause = self._cause or message.failure
             if message.failure.entry:
                 self.forget.append(message.failure.entry)
 
@@ -65,24 +66,31 @@ class Log:
         real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
         return (real[min(real)], len(real) - 1) if real else (None, 0)
 
-    def note(self, rank: int, poisoned: list[int], unwritten: list[tuple[int, int]]) -> None:
+    def note(self, rank: int, poisoned: list[tuple[wire.Failure, list[int]]], unwritten: list[tuple[int, int]]) -> None:
         with self._lock:
-            self.poisoned.update(poisoned)
+            for failure, refs in poisoned:
+                self._poisoned.update(dict.fromkeys(refs, failure))
+                self._cause = self._cause or failure
             for ref, scope in unwritten:
                 self._unwritten.setdefault((ref, scope), set()).add(rank)
 
-    def take_poisoned(self, scopes: dict[int, tuple[int, ...]]) -> tuple[set[int], wire.Failure]:
-        """Values that hang on failures, and the first of these. A value that an in-place op left alone on every rank
-        is as it was; where other ranks wrote it, it is lost on all."""
+    def take_poisoned(self, scopes: dict[int, tuple[int, ...]]) -> list[tuple[wire.Failure, list[int]]]:
+        """Failures and the values that hang on them. A value that an in-place op left alone on every rank is as it was;
+        where other ranks wrote it, it is lost on all."""
         with self._lock:
-            poisoned, self.poisoned = self.poisoned, set()
+            poisoned, self._poisoned = self._poisoned, {}
             unwritten, self._unwritten = self._unwritten, {}
-            poisoned.update(ref for (ref, scope), ranks in unwritten.items() if len(ranks) < len(scopes[scope]))
-            first = self._ops[min(self._ops)].failure() if self._ops else _PARTLY
-            return poisoned, first
+            cause, self._cause = self._cause or _PARTLY, None
+        for (ref, scope), ranks in unwritten.items():
+            if len(ranks) < len(scopes[scope]):
+                poisoned.setdefault(ref, cause)
+        by_cause: dict[bytes, tuple[wire.Failure, list[int]]] = {}
+        for ref, failure in poisoned.items():
+            by_cause.setdefault(encode(failure), (failure, []))[1].append(ref)
+        return [(failure, sorted(refs)) for failure, refs in by_cause.values()]
 
     def clear(self) -> None:
-        """The cell they belong to ends with an interrupt: that is what the user sees. What hangs on them stays known."""
+        """Their cell ends with an interrupt: that is what the user sees. What hangs on them stays known."""
         with self._lock:
             self._ops.clear()
 
@@ -150,8 +158,8 @@ def build(
         line=where.line if where is not None else None,
         issued=(where,) if where is not None else (),
     )
-    if isinstance(first.exception, builtins.BaseException):
-        error.__cause__ = None
+    # What a plain traceback shows of it; the notebook draws its own.
+    error.add_note(f"On {on}:\n{error.worker_traceback}")
     return error
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from msgspec.structs import replace
+from torch.autograd import forward_ad
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.dispatch import build, finish, make_handle
-from monarch_lab.controller.messages import differ_by_rank
+from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
 from monarch_lab.controller.state import ambient_values
@@ -58,6 +60,8 @@ def template_of(call: Call) -> int:
 def learn(call: Call) -> Any:
     client = call.mesh.client
     client.check_alive(call.mesh.ranks_key)
+    if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
+        raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -89,7 +93,7 @@ def learn(call: Call) -> Any:
     handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
     if first.grads:
         take_gradients(call.mesh, first)
-    if first.dynamic or not call.hashable:
+    if first.dynamic or not call.hashable or call.key in client.cache.never:
         client.cache.asked += 1
     else:
         _keep(call, entry, template, first)
@@ -128,7 +132,7 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
         random=answer.random,
         opaque=opaque,
         private=answer.private,
-        random_single=answer.random or opaque or answer.private,
+        random_single=answer.random or opaque,
         news=answer.keeps.count(-1),
     )
 

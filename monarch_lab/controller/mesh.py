@@ -84,6 +84,7 @@ class DeviceMesh:
         full = (1 << len(self.names)) - 1
         self.all_equal = full | full << GRAPH
         self.let_go = client.dead.append
+        self.let_go_large = client.let_go_large
         self._owner = owner
         self._number = 0
 

@@ -38,8 +38,8 @@ def generator(func: Any) -> UsageError:
     )
 
 
-def needs_remote(what: str) -> UsageError:
-    return UsageTypeError(
+def needs_remote(what: str, kind: type[UsageError] = UsageTypeError) -> UsageError:
+    return kind(
         f"{what} does not work on mesh tensors from the notebook: write it in a function and call it with ml.remote(fn)"
     )
 

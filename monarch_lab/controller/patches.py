@@ -38,6 +38,7 @@ def install() -> None:
     _patch_parameter()
     _patch_rng_state()
     _patch_threads()
+    _patch_saved_tensors_hooks()
     os.register_at_fork(after_in_child=_disarm)
 
 
@@ -72,40 +73,30 @@ def _patch_autograd_function() -> None:
     torch.autograd.Function.apply = classmethod(apply)
 
 
+def _local(function: Any) -> Any:
+    """The function, run with no mesh active."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        token = active_mesh.set(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            active_mesh.reset(token)
+
+    return run
+
+
 def _patch_data_loader() -> None:
     """Loading data runs with no mesh active, else host batches would become mesh tensors (rule 18)."""
-    base = dataloader._BaseDataLoaderIter
-    original_next, original_iter = base.__next__, torch.utils.data.DataLoader.__iter__
-
-    @functools.wraps(original_next)
-    def local_next(self: Any) -> Any:
-        token = active_mesh.set(None)
-        try:
-            return original_next(self)
-        finally:
-            active_mesh.reset(token)
-
-    @functools.wraps(original_iter)
-    def local_iter(self: Any) -> Any:
-        token = active_mesh.set(None)
-        try:
-            return original_iter(self)
-        finally:
-            active_mesh.reset(token)
-
-    original_split = torch.utils.data.random_split
-
-    @functools.wraps(original_split)
-    def local_split(*args: Any, **kwargs: Any) -> Any:
-        token = active_mesh.set(None)
-        try:
-            return original_split(*args, **kwargs)
-        finally:
-            active_mesh.reset(token)
-
-    torch.utils.data.random_split = torch.utils.data.dataset.random_split = local_split
-    base.__next__ = local_next
-    torch.utils.data.DataLoader.__iter__ = local_iter
+    for owner, name in (
+        (dataloader._BaseDataLoaderIter, "__next__"),
+        (torch.utils.data.DataLoader, "__iter__"),
+        (torch.utils.data.WeightedRandomSampler, "__init__"),
+        (torch.utils.data, "random_split"),
+        (torch.utils.data.dataset, "random_split"),
+    ):
+        setattr(owner, name, _local(getattr(owner, name)))
 
 
 def _patch_parameter() -> None:
@@ -173,6 +164,22 @@ def _patch_threads() -> None:
             mode.pop()
 
     threading.Thread.run = run  # type: ignore[method-assign]
+
+
+def _patch_saved_tensors_hooks() -> None:
+    """Hooks on saved tensors would not be called: the graph is on the workers. (Those of torch's own checkpoint are
+    passed by: it computes the same, and saves no memory.)"""
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    refused = (hooks, torch.autograd.graph.save_on_cpu)
+    original = hooks.__enter__
+
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        if active_mesh.get() is not None and type(self) in refused:
+            raise needs_remote("a hook for saved tensors")
+        return original(self)
+
+    hooks.__enter__ = enter
 
 
 def _disarm() -> None:

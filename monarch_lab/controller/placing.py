@@ -70,7 +70,9 @@ def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
 
 def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
     # The workers rebuild it in a storage of its own.
-    handle = make_handle(intern(replace(describe(sent), offset=0, is_view=False)), ref)
+    told = describe(sent)
+    told = replace(told, offset=0, is_view=told.is_conj or told.is_neg, is_inference=False)
+    handle = make_handle(intern(told), ref)
     if handle._meta.wants_sig:
         sign(handle, 0, 0, [])
     if isinstance(local, torch.nn.Parameter):

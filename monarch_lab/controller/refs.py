@@ -20,12 +20,12 @@ class Ref:
 
     __slots__ = ("id", "mesh", "equal", "handles", "_let_go")
 
-    def __init__(self, id: int, mesh: DeviceMesh, equal: int) -> None:
+    def __init__(self, id: int, mesh: DeviceMesh, equal: int, is_large: bool = True) -> None:
         self.id = id
         self.mesh = mesh
         self.equal = equal
         self.handles: list[weakref.ref[Any]] | None = None
-        self._let_go = mesh.let_go
+        self._let_go = mesh.let_go_large if is_large else mesh.let_go
 
     def __del__(self) -> None:
         self._let_go(self.id)

@@ -15,7 +15,7 @@ import torch
 from monarch_lab.controller import answers, autograd, constants, dispatch, scanning
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
-from monarch_lab.errors import UsageTypeError
+from monarch_lab.errors import UsageError, UsageTypeError
 from monarch_lab.tensors.meta import Meta
 
 _base = torch._C.TensorBase
@@ -52,7 +52,8 @@ class MeshTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise needs_remote(f"{func}, called below torch's function layer,")
+        # Not a TypeError: torch's operators take one of those for "not implemented" and say something else.
+        raise needs_remote(f"{func}, called below torch's function layer,", UsageError)
 
     # --- the mesh
 

@@ -12,6 +12,7 @@ _LAYOUTS = {str(v).removeprefix("torch."): v for v in vars(torch).values() if is
 _DTYPE_NAMES = {v: str(v).removeprefix("torch.") for v in _DTYPES.values()}
 _LAYOUT_NAMES = {v: str(v).removeprefix("torch.") for v in _LAYOUTS.values()}
 STRIDED = torch.strided
+LARGE_BYTES = 1 << 16  # the memory of what is larger is given back at the next op, of the rest at the next batch
 
 
 def dtype_named(name: str) -> torch.dtype:
@@ -67,6 +68,7 @@ class Meta:
         "wire",
         "wants_sig",
         "wrapper",
+        "is_large",
     )
 
     def __init__(self, wire: TensorMeta) -> None:
@@ -84,6 +86,7 @@ class Meta:
         self.is_view = wire.is_view
         self.is_inference = wire.is_inference
         self.wants_sig = wire.requires_grad
+        self.is_large = self.shape.numel() * self.dtype.itemsize > LARGE_BYTES
         # The arguments of torch.Tensor._make_wrapper_subclass, in its order.
         strided = self.layout is STRIDED and wire.layout != "nested"
         self.wrapper = (

@@ -71,7 +71,8 @@ def name_of(function: Any) -> str | None:
     owner = getattr(function, "__self__", None)
     name = getattr(function, "__name__", None)
     if isinstance(function, types.MethodWrapperType) and name in ("__get__", "__set__"):
-        return f"{name[2:5]}:{owner.__name__}"  # type: ignore[union-attr]
+        attribute = getattr(owner, "__name__", None)
+        return f"{name[2:5]}:{attribute}" if attribute is not None else None
     if isinstance(function, torch._ops.OpOverload):
         return f"op:{function._schema.name}.{function._overloadname}"
     if isinstance(function, torch._ops.OpOverloadPacket):
@@ -146,5 +147,6 @@ def shown(function: Any) -> str:
         return getattr(function, "__name__", repr(function))
     if name.startswith("torch.Tensor."):
         method = name.removeprefix("torch.Tensor.")
-        return _SIGNS.get(method.strip("_"), f"Tensor.{method}") if method.startswith("__") else f"Tensor.{method}"
+        sign = _SIGNS.get(method.strip("_")) if method.startswith("__") else None
+        return f"Tensor.{method}" if sign is None else f'"{sign}"'
     return name.removeprefix("get:")

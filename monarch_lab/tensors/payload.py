@@ -6,6 +6,7 @@ under their own file name and with their source, so that tracebacks and pdb show
 
 from __future__ import annotations
 
+import ctypes
 import io
 import linecache
 import pickle
@@ -33,9 +34,11 @@ _REFUSED = (
 def _rebuild(
     buffer: Any, dtype: torch.dtype, size: tuple[int, ...], stride: tuple[int, ...], flags: tuple[bool, bool, bool]
 ) -> torch.Tensor:
-    # A buffer of the wire is read-only, unaligned and cannot be resized; a tensor's own memory is none of these.
+    # A buffer of the wire is read-only, unaligned and cannot be resized; a tensor's own memory is none of these. (Not
+    # through flat.numpy(): a storage that numpy has seen cannot be resized any more.)
     flat = torch.empty(len(buffer), dtype=torch.uint8)
-    flat.numpy()[:] = np.frombuffer(buffer, np.uint8)
+    if len(buffer):
+        ctypes.memmove(flat.data_ptr(), np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer))
     out = torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, size, stride)
     requires_grad, conj, neg = flags
     if conj:
@@ -67,14 +70,19 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer], tensors: bool) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffers.append)
         self.sources: dict[str, str] = {}
+        self._tensors = tensors
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor):
             if getattr(type(obj), "is_mesh_tensor", False):
                 raise UsageTypeError(_REFUSED)
+            if not self._tensors:
+                raise UsageTypeError(
+                    "a remote function gives its tensors in tuples, lists, dicts and named tuples, not in other objects"
+                )
             if type(obj) is torch.Tensor:
                 return _reduce_tensor(obj)
         if isinstance(obj, types.CodeType):
@@ -87,10 +95,13 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def dumps(value: Any) -> tuple[list[bytes | memoryview], dict[str, str]]:
-    """(frames, sources): the pickle and its buffers, and the sources of the functions in it."""
+def dumps(value: Any, *, tensors: bool = True) -> tuple[list[bytes | memoryview], dict[str, str]]:
+    """(frames, sources): the pickle and its buffers, and the sources of the functions in it.
+
+    Raises UsageTypeError for what cannot be sent, a mesh tensor or, without ``tensors``, any tensor.
+    """
     file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
-    pickler = _Pickler(file, buffers)
+    pickler = _Pickler(file, buffers, tensors)
     try:
         with _plain():
             pickler.dump(value)
@@ -103,19 +114,21 @@ def dumps(value: Any) -> tuple[list[bytes | memoryview], dict[str, str]]:
     return frames, pickler.sources
 
 
-def pack(value: Any) -> tuple[bytes, dict[str, str]]:
+class _InBand(tuple):
+    """The frames of a pickle, in one pickle."""
+
+
+def pack(value: Any, *, tensors: bool = True) -> tuple[bytes, dict[str, str]]:
     """As dumps, in one frame: for small things."""
-    frames, sources = dumps(value)
+    frames, sources = dumps(value, tensors=tensors)
     if len(frames) > 1:
-        frames = [pickle.dumps(("in band", frames[0], [bytes(f) for f in frames[1:]]))]
+        frames = [pickle.dumps(_InBand((frames[0], *(bytes(f) for f in frames[1:]))))]
     return bytes(frames[0]), sources
 
 
 def unpack(frame: bytes | memoryview) -> Any:
     value = pickle.loads(frame)
-    if isinstance(value, tuple) and len(value) == 3 and value[0] == "in band":
-        return loads([value[1], *value[2]])
-    return value
+    return loads(value) if type(value) is _InBand else value
 
 
 def loads(frames: Sequence[bytes | memoryview]) -> Any:

@@ -103,7 +103,7 @@ class EntryDef(Message, frozen=True):
     after: list[tuple[int, TensorMeta]]
     inputs: list[TensorMeta]
     writes: list[int] = []  # inputs that are written
-    private: bool = False  # draws random numbers from a stream of its own, see worker/randomness.py
+    private: bool = False  # a sampler that rejects: see worker/randomness.py, reseeded
 
 
 class AmbientDef(Message, frozen=True):
@@ -132,7 +132,8 @@ class BackwardDef(Message, frozen=True):
     """A backward pass with what it did the first time.
 
     Refs in the stream: ``roots`` roots, ``roots`` gradients or 0, ``inputs`` inputs, then for each touched leaf its
-    ref and the ref of its new ``.grad`` (0: added to the gradient that was there). ``grads``: their metadata.
+    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to.
+    ``grads``: their metadata.
     """
 
     plan: int
@@ -279,11 +280,11 @@ Control = Interrupt | DebugReply
 
 
 class Done(Message, frozen=True):
-    """Every op up to this batch has run here. Since the last Done: ``poisoned`` are refs that hold a failure now,
-    ``unwritten`` are (ref, scope) of values that a failed or dropped op should have written and did not."""
+    """Every op up to this batch has run here. Since the last Done: ``poisoned`` are failures with the refs that hold
+    them now, ``unwritten`` are (ref, scope) of values that a failed or dropped op should have written and did not."""
 
     batch: int
-    poisoned: list[int]
+    poisoned: list[tuple[Failure, list[int]]]
     unwritten: list[tuple[int, int]] = []
 
 

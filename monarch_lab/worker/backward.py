@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def width(plan: wire.BackwardDef) -> int:
-    return 2 + 2 * plan.roots + plan.inputs + 2 * len(plan.grads)
+    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads)
 
 
-def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
+def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: bool = False) -> list[int]:
+    """Refs of the new gradients, or of those that are added to; 0 where a leaf has no such."""
     start = i + 2 + 2 * plan.roots + plan.inputs
-    return code[start + 1 : start + 2 * len(plan.grads) : 2]
+    return code[start + 1 + added_to : start + 3 * len(plan.grads) : 3]
 
 
 def _run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
@@ -79,10 +80,10 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     b = a + plan.roots
     c = b + plan.roots
     start = c + plan.inputs
-    end = start + 2 * len(plan.grads)
+    end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
     _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
-    leaves = code[start:end:2]
+    leaves = code[start:end:3]
     touched = {ref for ref in engine.touched if ref in cells}
     if set(leaves) != touched:
         raise PredictionError(
@@ -93,7 +94,7 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     for k, leaf in enumerate(leaves):
         gradient = cells[leaf].grad
         engine.check_gradient(gradient, plan.grads[k])
-        ref = code[start + 2 * k + 1]
+        ref = code[start + 3 * k + 1]
         if ref:
             cells[ref] = gradient
     return end

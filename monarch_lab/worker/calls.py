@@ -16,6 +16,7 @@ from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.tensors.template import CallTree, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
+from monarch_lab.worker.learning import Rejecting, tensors_of
 
 if TYPE_CHECKING:
     from monarch_lab.worker.engine import Engine
@@ -82,16 +83,24 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
         lines.append(f"    n{k} = numbers[code[i + {1 + inputs + k}]]")
     call = source.call(template.function, template.tree)
     checks: list[str] = []
-    if template.opaque or definition.private:
+    if definition.private and not template.opaque:
+        source.names["rejecting"] = Rejecting
+        lines.append("    with rejecting():")
+        lines.append(f"        r = {call}")
+    elif template.opaque:
         source.names |= {
             "refuse_failed": refuse_failed,
             "private": engine.randomness.private,
             "touched": engine.touched,
+            "restore": engine.restore_ambient,
         }
         lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
         lines.append("    touched.clear()")
-        lines.append("    with private():")
-        lines.append(f"        r = {call}")
+        lines.append("    try:")
+        lines.append("        with private():")
+        lines.append(f"            r = {call}")
+        lines.append("    finally:")
+        lines.append("        restore()")
         checks.append("touched")  # it ran a backward pass, and did not when it was learned
     else:
         lines.append(f"    r = {call}")
@@ -157,8 +166,6 @@ def _differs(name: str, meta: TensorMeta, source: Source) -> list[str]:
 
 
 def _wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
-    from monarch_lab.worker.learning import tensors_of
-
     def text(meta: TensorMeta) -> str:
         grad = ", requires_grad" if meta.requires_grad else ""
         return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"

@@ -67,7 +67,7 @@ class Engine:
             match definition:
                 case wire.TemplateDef():
                     tree = payload.unpack(rest.pop(0))
-                    function = naming.resolve(definition.function, self._payloads)
+                    function = self._function(definition.function)
                     self._templates[definition.template] = calls.make_template(definition, function, tree)
                 case wire.EntryDef():
                     self._define_entry(definition)
@@ -87,12 +87,18 @@ class Engine:
         try:
             return payload.loads(frames)
         except Exception as e:
-            failure = e  # the call that uses it fails with the reason, at the user's line
+            return _failing(e)
 
-            def unopened(*args: Any, **kwargs: Any) -> Any:
-                raise failure
+    def _function(self, name: str) -> Any:
+        try:
+            return naming.resolve(name, self._payloads)
+        except ProtocolError as e:
+            return _failing(e)
 
-            return unopened
+    def restore_ambient(self) -> None:
+        """After a user's function, which may have changed what is not its own."""
+        if self._ambient:
+            self._applied.apply(self._ambients[self._ambient])
 
     def _define_entry(self, definition: wire.EntryDef) -> None:
         template = self._templates[definition.template]
@@ -134,10 +140,18 @@ class Engine:
                 self.interruptible = False
                 i = self._failed(batch, i, e)
         if batch.report:
-            done = wire.Done(batch.number, sorted(self._poisoned), sorted(self._unwritten))
+            done = wire.Done(batch.number, self._poisoned_by_cause(), sorted(self._unwritten))
             self._poisoned.clear()
             self._unwritten.clear()
             self._report(done)
+
+    def _poisoned_by_cause(self) -> list[tuple[Failure, list[int]]]:
+        causes: dict[int, tuple[Failure, list[int]]] = {}
+        for ref in sorted(self._poisoned):
+            value = self.cells.get(ref)
+            if type(value) is Failed:
+                causes.setdefault(id(value.failure), (value.failure, []))[1].append(ref)
+        return list(causes.values())
 
     def _begin_scope(self, scope: int) -> None:
         self._scope = scope
@@ -191,6 +205,9 @@ class Engine:
             self._unwritten.update((refs[k], self._scope) for k in entry.definition.writes)
         elif code[i] == Op.SET_GRAD:
             self._unwritten.add((code[i + 1], self._scope))
+        elif code[i] == Op.BACKWARD:
+            added_to = backward.gradient_refs(self._plans[code[i + 1]], code, i, added_to=True)
+            self._unwritten.update((ref, self._scope) for ref in added_to if ref)
 
     def _marked_input(self, code: list[int], i: int) -> DependentOnError | None:
         if code[i] < FIRST_ENTRY:
@@ -272,7 +289,7 @@ class Engine:
             self.interruptible = True
             answer, tensors, values = learning.learn(order.ident, invoke, inputs, order.numbers)
             self.interruptible = False
-            frames = [payload.pack(v)[0] for v in values]
+            frames = [payload.pack(v, tensors=False)[0] for v in values]
             answer = self._with_gradients(answer, order.first_out)
         except BaseException as e:
             self.interruptible = False
@@ -291,7 +308,10 @@ class Engine:
     def _private(self, invoke: Callable[..., Any]) -> Callable[..., Any]:
         def run(inputs: list[Any], numbers: list[Any]) -> Any:
             with self.randomness.private():
-                return invoke(inputs, numbers)
+                try:
+                    return invoke(inputs, numbers)
+                finally:
+                    self.restore_ambient()
 
         return run
 
@@ -355,7 +375,7 @@ class Engine:
         try:
             inputs = self._begin(order.ident, order.cell, ONE_PROCESS, order.ambient, order.inputs)
             self.interruptible = True
-            result = template.invoke(inputs, order.numbers)
+            result = self._private(template.invoke)(inputs, order.numbers)
             self.interruptible = False
             frames, _ = payload.dumps(torch.utils._pytree.tree_map(_portable, result))
         except BaseException as e:
@@ -379,6 +399,15 @@ class Engine:
         got = describe(gradient)
         if (got.shape, got.dtype, got.layout) != (told.shape, told.dtype, told.layout):
             raise PredictionError(f"a gradient of {got.shape} {got.dtype} came where {told.shape} {told.dtype} did", 0)
+
+
+def _failing(error: Exception) -> Callable[..., Any]:
+    """The call that uses it fails with the reason, at the user's line; the other definitions stand."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def _zeros(meta: wire.TensorMeta) -> torch.Tensor:

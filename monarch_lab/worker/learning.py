@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch_lab.tensors.meta import describe
 from monarch_lab.wire.engine import Learned, TensorMeta
+from monarch_lab.worker.randomness import reseeded
 
 _DYNAMIC_TAGS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 # Their result's shape hangs on values although no tag says so.
@@ -32,6 +33,7 @@ _UNTAGGED = {
     "aten::resize_",
     "aten::set_",
 }
+_READS = ("tolist", "numpy")
 # Draw as many numbers as it takes: how many hangs on the values.
 _REJECTING = {"aten::poisson", "aten::_standard_gamma", "aten::binomial", "aten::_sample_dirichlet"}
 # Written although the schema does not say so.
@@ -42,6 +44,20 @@ _WRITING = {
     "aten::miopen_batch_norm": _RUNNING,
 }
 _MASKS = (torch.bool, torch.uint8)
+
+
+class Rejecting(TorchDispatchMode):
+    """Around a call that is known to draw as many numbers as it takes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # see Watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in _REJECTING:
+            with reseeded():
+                return func(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class Watch(TorchDispatchMode):
@@ -60,9 +76,34 @@ class Watch(TorchDispatchMode):
         self.private = False
         self.written: set[int] = set()  # storages
 
+    def __enter__(self) -> Watch:
+        # Reading values as Python objects is no aten op.
+        for name in _READS:
+            setattr(torch.Tensor, name, self._noting(getattr(torch._C.TensorBase, name)))
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for name in _READS:
+            if name in torch.Tensor.__dict__:
+                delattr(torch.Tensor, name)
+        super().__exit__(*exc)
+
+    def _noting(self, read: Any) -> Any:
+        def method(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            self.dynamic = True
+            return read(tensor, *args, **kwargs)
+
+        return method
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tags = func.tags
         name = func._schema.name
+        if torch.is_inference_mode_enabled():
+            # Composite functions arrive whole there, and hide what they call.
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
         if torch.Tag.nondeterministic_seeded in tags:
             self.random = True
             self.private = self.private or name in _REJECTING
@@ -76,10 +117,15 @@ class Watch(TorchDispatchMode):
                 self.dynamic = any(i is not None and i.dtype in _MASKS for i in args[1])
             else:
                 self.dynamic = True
+        if name in _REJECTING:
+            with reseeded():
+                return func(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
     def _note_written(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
         """Version counters miss writes in inference mode, through ``.data``, and of running statistics."""
+        if name in _WRITING and not args[5]:  # training
+            return
         for k, argument in enumerate(func._schema.arguments):
             value = args[k] if k < len(args) else kwargs.get(argument.name)
             writes = argument.alias_info is not None and argument.alias_info.is_write
@@ -97,7 +143,7 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 def structure(result: Any, tensors: list[torch.Tensor], values: list[Any]) -> list:
     """The result as plain data: ["t", i] a tensor, ["n"] None, ["s", kind, children] a sequence, ["d", keys, children]
-    a dict, ["p", i] any other Python value."""
+    a dict, ["c", i, children] an instance of class i of the values, ["p", i] any other Python value."""
     if isinstance(result, torch.Tensor):
         tensors.append(result)
         return ["t", len(tensors) - 1]
@@ -113,6 +159,9 @@ def structure(result: Any, tensors: list[torch.Tensor], values: list[Any]) -> li
             name = ""
         if name and name != "Size":
             return ["s", name, [structure(x, tensors, values) for x in result]]
+        if hasattr(kind, "_fields"):  # a named tuple, rebuilt from its class
+            values.append(kind)
+            return ["c", len(values) - 1, [structure(x, tensors, values) for x in result]]
     if kind is dict and all(type(k) is str for k in result):
         return ["d", list(result), [structure(v, tensors, values) for v in result.values()]]
     values.append(result)

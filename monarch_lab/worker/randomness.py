@@ -1,8 +1,8 @@
 """Random numbers: all ranks start from one seed and draw equal ones; a rank draws its own only on request.
 
 There is one stream of numbers for each *scope*: the whole mesh (its stream is torch's own from the seed, so that
-a cell draws what eager torch would), each part of it, calls on one process, and the functions whose number of draws
-may differ between ranks (a user's, and samplers that reject). What one scope draws never moves another, so the
+a cell draws what eager torch would), each part of it, calls on one process, and the user's functions, whose number of
+draws may differ between ranks. What one scope draws never moves another, so the
 ranks of each stay equal.
 
 Source of the mixing: SplitMix64's finaliser (Steele, Lea, Flood 2014), so that neighbouring positions get unrelated
@@ -94,6 +94,19 @@ class Randomness:
             if state is not None:
                 torch.set_rng_state(state)
         self.use(scope)
+
+
+@contextmanager
+def reseeded() -> Iterator[None]:
+    """For a sampler that rejects: it draws from a stream seeded with one number of the common one, which moves by that
+    number alone. Equal inputs give equal results, and unequal ones cannot part the ranks' common stream."""
+    seed = int(torch.randint(1 << 62, ()))
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
 
 
 def get_state() -> torch.Tensor:

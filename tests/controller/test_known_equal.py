@@ -148,6 +148,14 @@ def test_results_of_remote_functions_are_not_known_equal(cell: Any) -> None:
         assert_known_or_refused(pid(torch.zeros(1, dtype=torch.int64)))
 
 
+def test_a_remote_function_that_only_reads_leaves_its_arguments_known_equal(cell: Any) -> None:
+    read = ml.remote(lambda weight, batch: (weight * batch).sum())
+    weight = torch.ones(3)
+    for _ in range(3):
+        read(weight, torch.zeros(3) + own_number(cell))
+        assert weight.tolist() == [1, 1, 1]
+
+
 def test_equality_holds_through_training_on_reduced_gradients(cell: Any) -> None:
     model = torch.nn.Linear(2, 1)
     batch = torch.ones(4, 2) * (own_number(cell) + 1)

@@ -1,0 +1,169 @@
+"""Starting and stopping meshes on this machine; a dead worker; what a mesh leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_lab as ml
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"hosts": 0}, "at least 1 of hosts"),
+        ({"hosts": -1}, "at least 1 of hosts"),
+        ({"gpus_per_host": 0}, "at least 1 of workers"),
+        ({"gpus_per_host": -2}, "at least 1 of workers"),
+        ({"gpus_per_host": True}, "at least 1 of workers"),
+        ({"gpus_per_host": 1.5}, "at least 1 of workers"),
+        ({"device": "tpu"}, '"cpu" or "cuda"'),
+        ({"name": "my mesh"}, "no name for a mesh"),
+        ({"device": "cuda", "gpus_per_host": 4096}, "4096.*device=\"cpu\""),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_refused_before_anything_starts(options: dict[str, Any], text: str) -> None:
+    before = dict(ml.meshes())
+    with pytest.raises(ValueError, match=text):
+        ml.local_mesh(**options)
+    assert ml.meshes() == before
+
+
+def test_a_name_in_use_is_refused(mesh: Any) -> None:
+    with pytest.raises(ValueError, match="running already"):
+        ml.local_mesh(name=mesh.name, device="cpu")
+    assert ml.meshes()[mesh.name] is mesh
+
+
+@pytest.fixture
+def own_mesh() -> Any:
+    """A mesh that the test may break."""
+    with ml.local_mesh(gpus_per_host=2, device="cpu", name="own", env={"MY_SETTING": "7"}) as mesh:
+        yield mesh
+
+
+def test_a_mesh_has_the_dims_host_and_gpu_and_its_own_processes(own_mesh: Any) -> None:
+    def told(x: Any) -> Any:
+        return os.getpid(), os.environ["MY_SETTING"], os.environ.get("MY_OTHER")
+
+    with own_mesh.activate():
+        pids = []
+        for gpu in range(2):
+            pid, setting, other = ml.call_on_shard_and_fetch(told, torch.ones(1), shard={"host": 0, "gpu": gpu}).result()
+            pids.append(pid)
+            assert setting == "7" and other is None
+    assert len({*pids, os.getpid()}) == 3
+    assert [p.pid for p in own_mesh.status().processes] == pids
+    assert own_mesh.sizes == {"host": 1, "gpu": 2} and ml.meshes()["own"] is own_mesh
+
+
+def _pid(mesh: Any, gpu: int) -> int:
+    return ml.call_on_shard_and_fetch(os.getpid, shard={"host": 0, "gpu": gpu}).result()
+
+
+def test_a_killed_worker_is_named_and_the_others_keep_their_values(own_mesh: Any) -> None:
+    with own_mesh.activate():
+        x = own_mesh.rank("gpu") + 40
+        total = (own_mesh.rank("gpu") + 1).reduce("gpu")
+        pid = _pid(own_mesh, 1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ml.DeviceException) as raised:
+            for _ in range(1000):
+                (torch.ones(1) + 1).reduce("gpu")
+                own_mesh.sync()
+    text = str(raised.value)
+    assert raised.value.ranks == (1,) and str(pid) in text and "SIGKILL" in text and re.search(r"rank 1|0\.1", text)
+    assert own_mesh.state == "dead"
+    for _ in range(2):
+        assert ml.fetch_shard(x, host=0, gpu=0).result(60).item() == 40
+        assert ml.inspect(total, gpu=0).item() == 3
+        with pytest.raises(ml.DeviceException, match=str(pid)):
+            ml.inspect(x, gpu=1)
+        with pytest.raises(ml.DeviceException):
+            ml.fetch_all(x)
+        with pytest.raises(ml.DeviceException):
+            own_mesh.sync()
+        with pytest.raises(ml.DeviceException), own_mesh.activate():
+            torch.ones(1)
+    assert "40" in repr(x) or "no value" in repr(x)
+    part = own_mesh.slice(gpu=0)
+    with part.activate():
+        assert (torch.ones(2) + 1).tolist() == [2, 2]
+
+
+def test_a_worker_killed_while_others_wait_for_it_ends_the_wait(own_mesh: Any) -> None:
+    @ml.remote
+    def die_or_wait(rank: Any) -> Any:
+        import os
+        import signal
+
+        if rank.item() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rank
+
+    with own_mesh.activate():
+        torch.ones(1).reduce("gpu")
+        with pytest.raises(ml.DeviceException, match="SIGKILL"):
+            die_or_wait(own_mesh.rank("gpu"))
+
+
+def test_a_stopped_mesh_says_so_and_stopping_twice_is_fine() -> None:
+    mesh = ml.local_mesh(gpus_per_host=1, device="cpu", name="brief")
+    x = mesh.replicate(torch.ones(2))
+    pid = mesh.status().processes[0].pid
+    mesh.exit()
+    mesh.exit()
+    assert mesh.state == "closed" and "brief" not in ml.meshes()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    calls = [
+        lambda: x + 1,
+        lambda: ml.inspect(x),
+        lambda: x.tolist(),
+        lambda: mesh.replicate(torch.ones(1)),
+        lambda: mesh.activate(),
+        lambda: mesh.sync(),
+        lambda: x.reduce("gpu"),
+        lambda: x.erfinv(),
+        lambda: ml.remote(lambda t: t)(x),
+        lambda: mesh.rank("gpu"),
+    ]
+    for call in calls:
+        with pytest.raises(ml.ClosedError, match="brief"):
+            call()
+    assert "no value" in repr(x), "printing never raises"
+    del x
+
+
+def test_an_error_in_the_block_stops_the_mesh_all_the_same() -> None:
+    with pytest.raises(RuntimeError, match="mine"), ml.local_mesh(gpus_per_host=1, device="cpu", name="brief") as mesh:
+        raise RuntimeError("mine")
+    assert mesh.state == "closed" and "brief" not in ml.meshes()
+
+
+def test_two_meshes_run_side_by_side_and_fail_apart(mesh: Any, own_mesh: Any) -> None:
+    x, y = mesh.replicate(torch.ones(2)), own_mesh.replicate(torch.ones(2) * 2)
+    assert (x + x).tolist() == [2, 2] and (y + y).tolist() == [4, 4]
+    with pytest.raises(TypeError, match="WRONG_MESH"):
+        x + y  # noqa: B018
+    assert mesh != own_mesh and mesh.slice(gpu=0) != own_mesh.slice(gpu=0)
+    with own_mesh.activate():
+        os.kill(_pid(own_mesh, 0), signal.SIGKILL)
+        with pytest.raises(ml.DeviceException):
+            for _ in range(1000):
+                own_mesh.sync()
+    assert mesh.state == "live" and (x * 3).tolist() == [3, 3]
+
+
+def test_hosts_are_the_first_dim() -> None:
+    with ml.local_mesh(hosts=2, gpus_per_host=1, device="cpu", name="hosts") as mesh, mesh.activate():
+        assert mesh.sizes == {"host": 2, "gpu": 1}
+        for host in range(2):
+            assert ml.inspect(mesh.rank("host"), host=host, gpu=0).item() == host
+        assert (mesh.rank("host") + 1).reduce("host").item() == 3
+        assert (mesh.rank("host") + 1).reduce("gpu").equal_dims == ("gpu",)
