@@ -23,7 +23,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPE_NAMES[dtype]
 
 
-def _is_leaf(tensor: torch.Tensor) -> bool:
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """``tensor.is_leaf``, which can raise."""
     try:
         return tensor.is_leaf
     except RuntimeError:  # a view made under no_grad of a leaf, since written: torch refuses to make its graph
@@ -41,7 +42,7 @@ def describe(tensor: torch.Tensor) -> TensorMeta:
         layout="nested" if tensor.is_nested else _LAYOUT_NAMES[tensor.layout],
         device=str(tensor.device),
         requires_grad=tensor.requires_grad,
-        is_leaf=_is_leaf(tensor),
+        is_leaf=is_leaf(tensor),
         is_conj=tensor.is_conj(),
         is_neg=tensor.is_neg(),
         is_view=tensor._is_view(),

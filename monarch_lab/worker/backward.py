@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_lab.tensors.meta import describe
+from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.worker.calls import refuse_failed
 from monarch_lab.worker.failures import PredictionError
@@ -48,7 +48,7 @@ def _values(engine: Engine, refs: list[int]) -> list[Any]:
 def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.BackwardLearned:
     had = {}
     for ref, tensor in list(engine.cells.items()):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (tensor.is_leaf or ref in engine.retained):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
     _run(
         engine,

@@ -211,7 +211,6 @@ _LEVELS: dict[str, Callable[[Any], Any]] = {
     "jvp": lambda x: torch.func.jvp(lambda v: v * 2, (x,), (x,)),
     "jacrev": lambda x: torch.func.jacrev(lambda v: v * 2)(x),
     "compile": lambda x: torch.compile(lambda v: v * 2 + 1, backend="eager")(x),
-    "script": lambda x: torch.jit.script(_scripted)(x),
     "trace": lambda x: torch.jit.trace(lambda v: v * 2, (x,))(x),
 }
 
