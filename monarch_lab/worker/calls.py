@@ -1,6 +1,6 @@
 """Entries made into code: one generated function for each, which calls, checks its prediction and stores.
 
-The check is rule 3 of docs/torch_rules: shape, stride, dtype, requires_grad and identity of every output are
+The check is rule 3 of docs/torch_rules.md: shape, stride, dtype, requires_grad and identity of every output are
 compared with what the controller was told, and a difference is an error that names the op and both.
 """
 

@@ -111,6 +111,27 @@ def test_a_leaf_that_nobody_holds_any_more_is_passed_by(cell: Any) -> None:
         assert w.grad.tolist() == [3, 4]
 
 
+def test_a_leaf_frozen_between_forward_and_backward_gets_no_gradient(cell: Any) -> None:
+    for _ in range(3):
+        w, v = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        loss = (w * v).sum()
+        w.requires_grad_(False)
+        loss.backward()
+        assert w.grad is None and v.grad.tolist() == [1, 2]
+
+
+def test_a_view_that_torch_forbids_to_write_to_does_not_stop_other_backward_passes(cell: Any) -> None:
+    w = leaf(1.0, 2.0, 3.0)
+    with torch.no_grad():
+        view = w.view(-1)[:2]
+        view.add_(1)
+    for _ in range(2):
+        w.grad = None
+        (w * 2).sum().backward()
+        assert w.grad.tolist() == [2, 2, 2]
+    assert view.tolist() == [2, 3]
+
+
 def test_a_retained_graph_serves_again(mesh: Any) -> None:
     def run() -> Any:
         w = torch.arange(3.0).requires_grad_()
