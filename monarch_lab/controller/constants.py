@@ -82,12 +82,16 @@ def resolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[b
         return _computed(func, args, kwargs, constants[0])
     for k, a in enumerate(flat):
         if isinstance(a, kind):
-            first_of_in_place = k == 0 and getattr(func, "__name__", "").rstrip("_") != getattr(func, "__name__", "")
-            if func not in _OPERANDS or not mesh_tensors or first_of_in_place or "out" in kwargs:
+            is_target = k == 0 and _is_in_place(getattr(func, "__name__", ""))
+            if func not in _OPERANDS or not mesh_tensors or is_target or "out" in kwargs:
                 materialise(a)
         elif isinstance(a, (tuple, list, dict)):
             _materialise_within(a)
     return False, None
+
+
+def _is_in_place(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Any) -> tuple[bool, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 from monarch_lab.controller.locations import Location, frame_of
@@ -39,6 +40,7 @@ class Log:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ops: dict[tuple[int, int], FailedOp] = {}
+        self._told: deque[tuple[int, int]] = deque(maxlen=1_000)
         self._poisoned: dict[int, wire.Failure] = {}
         self._cause: wire.Failure | None = None  # of what is poisoned; the op itself may have been raised already
         self._unwritten: dict[tuple[int, int], set[int]] = {}
@@ -47,11 +49,13 @@ class Log:
     def add(self, rank: int, message: wire.OpFailed, location: Location | None) -> None:
         with self._lock:
             key = (message.batch, message.position)
-            op = self._ops.setdefault(key, FailedOp(*key, location))
-            op.by_rank[rank] = message.failure
             self._cause = self._cause or message.failure
             if message.failure.entry:
                 self.forget.append(message.failure.entry)
+            if key in self._told:  # another rank's word of it has been raised
+                return
+            op = self._ops.setdefault(key, FailedOp(*key, location))
+            op.by_rank[rank] = message.failure
 
     def take(self, cause: wire.Failure | None = None) -> tuple[FailedOp | None, int]:
         """(the first op that failed, how many more did); the log is empty then.
@@ -61,8 +65,12 @@ class Log:
         with self._lock:
             if cause is not None:
                 key = next((k for k, op in self._ops.items() if cause in op.by_rank.values()), None)
-                return (None if key is None else self._ops.pop(key)), 0
+                if key is None:
+                    return None, 0
+                self._told.append(key)
+                return self._ops.pop(key), 0
             ops, self._ops = self._ops, {}
+            self._told.extend(ops)
         real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
         return (real[min(real)], len(real) - 1) if real else (None, 0)
 
@@ -92,6 +100,7 @@ class Log:
     def clear(self) -> None:
         """Their cell ends with an interrupt: that is what the user sees. What hangs on them stays known."""
         with self._lock:
+            self._told.extend(self._ops)
             self._ops.clear()
 
 

@@ -303,6 +303,7 @@ def _add_methods() -> None:
         method = dispatch.binary_method(getattr(torch.Tensor, name))
         method.__name__, method.__qualname__ = name, f"MeshTensor.{name}"
         setattr(MeshTensor, name, method)
+        setattr(ConstantTensor, name, _method(getattr(torch.Tensor, name), name))  # its ref is unknown to the workers
 
 
 def _attribute(name: str, descriptor: Any) -> property:

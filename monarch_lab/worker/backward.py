@@ -41,6 +41,13 @@ def _run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[An
     )
 
 
+def _touched(engine: Engine) -> set[int]:
+    """The leaves that got a gradient. A leaf whose handle is gone still has its hook, and so has one that was frozen
+    since, whose hook is called with nothing."""
+    cells = engine.cells
+    return {ref for ref in engine.touched if ref in cells and cells[ref].grad is not None}
+
+
 def _values(engine: Engine, refs: list[int]) -> list[Any]:
     return [engine.cells[ref] if ref else None for ref in refs]
 
@@ -58,8 +65,7 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
         order.keep_graph,
         order.create_graph,
     )
-    # The order in which a rank reached them is its own. A leaf whose handle is gone still has its hook.
-    touched = sorted(ref for ref in set(engine.touched) if ref in engine.cells)
+    touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
     retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not had.get(r)]
     touched += sorted(r for r in retained if r not in touched)
     fresh, grads = [], []
@@ -84,7 +90,7 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
     _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
-    touched = {ref for ref in engine.touched if ref in cells}
+    touched = _touched(engine)
     if set(leaves) != touched:
         raise PredictionError(
             f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "

@@ -14,7 +14,7 @@ import torch
 
 from monarch_lab.errors import ProtocolError
 from monarch_lab.tensors import ambient, naming, payload
-from monarch_lab.tensors.meta import describe
+from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning
@@ -298,7 +298,7 @@ class Engine:
         for k, (tensor, keep) in enumerate(zip(tensors, answer.keeps, strict=True)):
             if keep == -1:
                 self.cells[order.first_out - k] = tensor
-                if tensor.requires_grad and tensor.is_leaf:
+                if tensor.requires_grad and is_leaf(tensor):
                     self.arm(tensor, order.first_out - k)
         for k, meta in answer.after:
             if meta.requires_grad and meta.is_leaf:
@@ -320,7 +320,7 @@ class Engine:
         if not self.touched:
             return answer
         grads = []
-        for k, ref in enumerate(sorted(set(self.touched))):
+        for k, ref in enumerate(sorted(r for r in set(self.touched) if r in self.cells)):
             gradient = self.cells[ref].grad
             self.cells[first_out - len(answer.outputs) - k] = gradient
             grads.append((ref, describe(gradient)))
@@ -357,7 +357,7 @@ class Engine:
     def place(self, order: wire.Place, frames: Frames) -> None:
         for ref, tensor in zip(order.refs, payload.loads(frames), strict=True):
             self.cells[ref] = tensor
-            if tensor.requires_grad and tensor.is_leaf:
+            if tensor.requires_grad and is_leaf(tensor):
                 self.arm(tensor, ref)
 
     def fetch(self, order: wire.Fetch) -> None:
@@ -391,7 +391,7 @@ class Engine:
 
     def retain(self, ref: int) -> None:
         tensor = self.cells.get(ref)
-        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+        if isinstance(tensor, torch.Tensor) and not is_leaf(tensor):
             tensor.retain_grad()
             self.retained[ref] = tensor
 

@@ -27,10 +27,29 @@ def test_numbers_meet_tensors_by_the_rules_of_promotion(mesh: Any) -> None:
         x, i = torch.arange(3.0), torch.arange(3)
         f, d, n = torch.tensor(0.5), torch.tensor(0.5, dtype=torch.float64), torch.tensor(2)
         return [
-            x * f, x * d, i * f, i * d, i * n, x - n, n - x, f / x, x.pow(n), torch.where(x > f, x, d), x.add(f, alpha=2),
-            torch.stack([f, f + 1]), torch.cat([x, f.reshape(1)]), x[n], x.clamp(min=f), x.lerp(x + 1, f), f.expand(3),
-            f.view(1), f[None], x.index_fill(0, torch.tensor([1]), f), torch.full_like(x, 2.0) * f, x.masked_fill(x > 1, f),
-        ]  # fmt: skip
+            x * f,
+            x * d,
+            i * f,
+            i * d,
+            i * n,
+            x - n,
+            n - x,
+            f / x,
+            x.pow(n),
+            torch.where(x > f, x, d),
+            x.add(f, alpha=2),
+            torch.stack([f, f + 1]),
+            torch.cat([x, f.reshape(1)]),
+            x[n],
+            x.clamp(min=f),
+            x.lerp(x + 1, f),
+            f.expand(3),
+            f.view(1),
+            f[None],
+            x.index_fill(0, torch.tensor([1]), f),
+            torch.full_like(x, 2.0) * f,
+            x.masked_fill(x > 1, f),
+        ]
 
     run_on_both(mesh, run)
 

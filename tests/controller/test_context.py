@@ -151,7 +151,9 @@ def test_parameters_look_like_parameters(cell: Any) -> None:
     assert isinstance(p, torch.nn.Parameter) and isinstance(p, torch.Tensor) and type(p).__name__ == "Parameter"
     assert not isinstance(torch.ones(2), torch.nn.Parameter) and not isinstance(p * 1, torch.nn.Parameter)
     assert not isinstance(p.detach(), torch.nn.Parameter) and not isinstance(p.data, torch.nn.Parameter)
-    assert p.is_leaf and p.requires_grad and torch.nn.Parameter(torch.ones(1), requires_grad=False).requires_grad is False
+    assert (
+        p.is_leaf and p.requires_grad and torch.nn.Parameter(torch.ones(1), requires_grad=False).requires_grad is False
+    )
     module = torch.nn.Module()
     module.w = p
     module.register_buffer("b", torch.zeros(1))

@@ -35,7 +35,9 @@ def test_a_wrong_shard_says_what_there_is(cell: Any) -> None:
 def test_a_pytree_keeps_its_form_and_its_other_values(cell: Any) -> None:
     tree = {"a": [torch.ones(2), 3], "b": (own_number(cell), None, "c")}
     got = ml.inspect(tree, gpu=1)
-    assert got["a"][0].tolist() == [1, 1] and got["a"][1] == 3 and got["b"][0].item() == 1 and got["b"][1:] == (None, "c")
+    assert (
+        got["a"][0].tolist() == [1, 1] and got["a"][1] == 3 and got["b"][0].item() == 1 and got["b"][1:] == (None, "c")
+    )
     whole = ml.fetch_all(tree)
     assert whole["a"][0].shape == (1, 2, 2) and whole["b"][0].tolist() == [[0, 1]]
     assert ml.fetch_all([1, "x"]) == [1, "x"]
@@ -69,8 +71,10 @@ def test_a_fetched_value_is_a_plain_tensor_without_graph(mesh: Any, make: Any) -
         assert torch.equal(got.resolve_conj(), local.detach().resolve_conj())
         got.clone().resolve_conj().fill_(1)
     else:
-        assert torch.equal(got.to_dense() if local.is_sparse else got.dequantize(), make().to_dense()
-                           if local.is_sparse else make().dequantize())  # fmt: skip
+        assert torch.equal(
+            got.to_dense() if local.is_sparse else got.dequantize(),
+            make().to_dense() if local.is_sparse else make().dequantize(),
+        )
 
 
 def test_writing_to_a_fetched_value_does_not_reach_the_mesh(cell: Any) -> None:

@@ -234,12 +234,37 @@ def test_the_attributes_of_a_tensor_are_those_of_each_process(mesh: Any) -> None
         x = torch.rand(2, 3, dtype=torch.complex64).conj().t()
         real = base()[1:, ::2]
         return [
-            x.is_conj(), x.is_complex(), x.dim(), x.ndim, x.numel(), x.nelement(), x.element_size(), x.itemsize,
-            x.nbytes, x.is_floating_point(), x.is_signed(), real.storage_offset(), real.is_contiguous(), *real.stride(),
-            real.stride(0), real.size(-1), len(real), real.is_leaf, real._is_view(), x.is_sparse, real.get_device(),
-            torch.is_tensor(real), torch.numel(real), torch.is_complex(x), real.dtype is torch.float32,
-            real.layout is torch.strided, real.device.type == "cpu", real.is_cuda, real.is_cpu, x._version,
-        ]  # fmt: skip
+            x.is_conj(),
+            x.is_complex(),
+            x.dim(),
+            x.ndim,
+            x.numel(),
+            x.nelement(),
+            x.element_size(),
+            x.itemsize,
+            x.nbytes,
+            x.is_floating_point(),
+            x.is_signed(),
+            real.storage_offset(),
+            real.is_contiguous(),
+            *real.stride(),
+            real.stride(0),
+            real.size(-1),
+            len(real),
+            real.is_leaf,
+            real._is_view(),
+            x.is_sparse,
+            real.get_device(),
+            torch.is_tensor(real),
+            torch.numel(real),
+            torch.is_complex(x),
+            real.dtype is torch.float32,
+            real.layout is torch.strided,
+            real.device.type == "cpu",
+            real.is_cuda,
+            real.is_cpu,
+            x._version,
+        ]
 
     run_on_both(mesh, run)
 
@@ -293,10 +318,18 @@ def test_results_with_structure_come_back_in_it(mesh: Any) -> None:
     def run() -> Any:
         x = base()
         return [
-            torch.split(x, [1, 3], 1), torch.unbind(x), torch.meshgrid(x[0], x[1], indexing="ij"),
-            torch.broadcast_tensors(x, x[0]), torch.stack([x, x]), torch.cat((x, x), 1), torch.einsum("ij,kj->ik", x, x),
-            torch.where(x > 3, x, 0.0), torch._foreach_add([x, x[0]], 2.0), torch.tensor_split(x, 2), x.tensor_split([1]),
-        ]  # fmt: skip
+            torch.split(x, [1, 3], 1),
+            torch.unbind(x),
+            torch.meshgrid(x[0], x[1], indexing="ij"),
+            torch.broadcast_tensors(x, x[0]),
+            torch.stack([x, x]),
+            torch.cat((x, x), 1),
+            torch.einsum("ij,kj->ik", x, x),
+            torch.where(x > 3, x, 0.0),
+            torch._foreach_add([x, x[0]], 2.0),
+            torch.tensor_split(x, 2),
+            x.tensor_split([1]),
+        ]
 
     run_on_both(mesh, run)
 

@@ -1,4 +1,4 @@
-"""Random programs of views, writes, detaching and backward passes: on the mesh as in plain torch, learned and believed."""
+"""Random programs of views, writes, detaching and backward passes: on the mesh as in plain torch."""
 
 from __future__ import annotations
 
@@ -114,6 +114,13 @@ def outcome(steps: list[Any]) -> Any:
     return [told(x) for x in run.values], [told(w.grad) for w in run.leaves], [told(g) for g in run.gradients]
 
 
+def where_told(got: Any, want: Any) -> Any:
+    """``got`` without what plain torch refuses to say."""
+    if isinstance(want, (list, tuple)) and isinstance(got, (list, tuple)) and len(got) == len(want):
+        return type(want)(where_told(g, w) for g, w in zip(got, want, strict=True))
+    return None if want is None and isinstance(got, bool) else got
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(4))
 def test_a_random_program_ends_as_in_plain_torch(mesh: Any, block: int) -> None:
@@ -125,11 +132,11 @@ def test_a_random_program_ends_as_in_plain_torch(mesh: Any, block: int) -> None:
         ]
         with ml.no_mesh.activate():
             want = outcome(steps)
-        if want is None or "None)" in str([v[-1:] for v in want[0]]):
+        if want is None:
             continue
         for _ in range(2):  # learned, then believed
             with mesh.activate():
                 got = outcome(steps)
-            assert got == want, f"seed {seed}: {[s[0] for s in steps]}"
+            assert got is not None and where_told(got, want) == want, f"seed {seed}: {[s[0] for s in steps]}"
         compared += 1
     assert compared >= 3

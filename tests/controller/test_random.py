@@ -137,9 +137,9 @@ def test_vary_on_a_mesh_of_other_dims_is_known_unequal_too(cell: Any) -> None:
 
 _DRIFTS: dict[str, Callable[[Any], Any]] = {
     "a part of the mesh": lambda m: _on_part(m),
-    "a call on one shard": lambda m: (
-        ml.call_on_shard_and_fetch(lambda: torch.rand(3), shard={"host": 0, "gpu": 0}).result()
-    ),
+    "a call on one shard": lambda m: ml.call_on_shard_and_fetch(
+        lambda: torch.rand(3), shard={"host": 0, "gpu": 0}
+    ).result(),
     "samplers that reject": lambda m: torch.poisson(torch.full((50,), 3.0) + own_number(m) * 40),
     "gamma": lambda m: torch._standard_gamma(torch.full((50,), 0.3) + own_number(m) * 40),
     "a remote function": lambda m: ml.remote(lambda r: (torch.rand(1) if r.item() else None, r + 1)[1])(m.rank("gpu")),

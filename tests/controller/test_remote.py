@@ -257,7 +257,9 @@ def test_a_function_that_draws_on_one_rank_alone_is_no_error(cell: Any) -> None:
 
 
 def test_the_ambient_state_holds_inside_a_function(cell: Any) -> None:
-    state = ml.remote(lambda x: (torch.is_grad_enabled(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu")))
+    state = ml.remote(
+        lambda x: (torch.is_grad_enabled(), str(torch.get_default_dtype()), torch.is_autocast_enabled("cpu"))
+    )
     x = torch.ones(1)
     assert state(x) == (True, "torch.float32", False)
     with torch.no_grad(), torch.autocast("cpu"):

@@ -31,9 +31,10 @@ def _with_mark(mark: str) -> list[int]:
             continue
         try:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX" and mark.encode() in (entry / "environ").read_bytes() + (
-                entry / "cmdline"
-            ).read_bytes():
+            if (
+                state not in "ZX"
+                and mark.encode() in (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            ):
                 found.append(int(entry.name))
         except OSError:
             continue

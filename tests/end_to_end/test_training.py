@@ -128,9 +128,14 @@ def test_a_classifier_with_batch_norm_and_dropout_trains_and_evaluates(mesh: Any
     def fit() -> Any:
         torch.manual_seed(3)
         model = nn.Sequential(
-            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.3),
             nn.Linear(36, 3),
-        )  # fmt: skip
+        )
         x, y = torch.randn(12, 1, 8, 8), torch.randint(0, 3, (12,))
         optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
         for _ in range(5):

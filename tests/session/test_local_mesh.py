@@ -24,7 +24,7 @@ import monarch_lab as ml
         ({"gpus_per_host": 1.5}, "at least 1 of workers"),
         ({"device": "tpu"}, '"cpu" or "cuda"'),
         ({"name": "my mesh"}, "no name for a mesh"),
-        ({"device": "cuda", "gpus_per_host": 4096}, "4096.*device=\"cpu\""),
+        ({"device": "cuda", "gpus_per_host": 4096}, '4096.*device="cpu"'),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused_before_anything_starts(options: dict[str, Any], text: str) -> None:
@@ -54,7 +54,9 @@ def test_a_mesh_has_the_dims_host_and_gpu_and_its_own_processes(own_mesh: Any) -
     with own_mesh.activate():
         pids = []
         for gpu in range(2):
-            pid, setting, other = ml.call_on_shard_and_fetch(told, torch.ones(1), shard={"host": 0, "gpu": gpu}).result()
+            pid, setting, other = ml.call_on_shard_and_fetch(
+                told, torch.ones(1), shard={"host": 0, "gpu": gpu}
+            ).result()
             pids.append(pid)
             assert setting == "7" and other is None
     assert len({*pids, os.getpid()}) == 3
@@ -137,7 +139,6 @@ def test_a_stopped_mesh_says_so_and_stopping_twice_is_fine() -> None:
         with pytest.raises(ml.ClosedError, match="brief"):
             call()
     assert "no value" in repr(x), "printing never raises"
-    del x
 
 
 def test_an_error_in_the_block_stops_the_mesh_all_the_same() -> None:

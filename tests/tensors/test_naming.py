@@ -58,7 +58,8 @@ def functools_partial() -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["torch.no_such", "no_module.f", "get:no_such", "op:aten::no_such.Tensor", "payload:9", "weird:x", "payload:x"]
+    "name",
+    ["torch.no_such", "no_module.f", "get:no_such", "op:aten::no_such.Tensor", "payload:9", "weird:x", "payload:x"],
 )
 def test_a_name_that_leads_nowhere_is_a_protocol_error(name: str) -> None:
     with pytest.raises(ProtocolError, match="names no function"):

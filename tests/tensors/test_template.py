@@ -24,9 +24,31 @@ def run(tree: CallTree, tensors: list[Any], numbers: list[Any]) -> Any:
 
 @pytest.mark.parametrize(
     "value",
-    [1, -3, True, None, "a'\"\n", 2.5, float("inf"), 1j, (), (1,), [1, [2]], {"a": 1}, slice(1, None, 2), ..., torch.int8,
-     torch.device("cpu"), torch.strided, Point(1, 2), torch.Size([1, 2]), torch.contiguous_format, b"x", range(3)],
-)  # fmt: skip
+    [
+        1,
+        -3,
+        True,
+        None,
+        "a'\"\n",
+        2.5,
+        float("inf"),
+        1j,
+        (),
+        (1,),
+        [1, [2]],
+        {"a": 1},
+        slice(1, None, 2),
+        ...,
+        torch.int8,
+        torch.device("cpu"),
+        torch.strided,
+        Point(1, 2),
+        torch.Size([1, 2]),
+        torch.contiguous_format,
+        b"x",
+        range(3),
+    ],
+)
 def test_a_constant_comes_out_as_it_went_in(value: Any) -> None:
     (args, kwargs) = run(CallTree((value,), {"k": value}), [], [])
     assert args == (value,) and kwargs == {"k": value}
@@ -63,8 +85,17 @@ def test_a_view_that_torch_forbids_to_write_to_can_be_described() -> None:
         assert describe(row).shape == (2,)
 
 
-@pytest.mark.parametrize("tensor", [torch.ones(2, 3), torch.ones(2, 3).t(), torch.ones(2, 3, 4, 4).contiguous(
-    memory_format=torch.channels_last), torch.ones(0, 3).t(), torch.tensor(1), torch.ones(1, 3).expand(4, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, 3),
+        torch.ones(2, 3).t(),
+        torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        torch.ones(0, 3).t(),
+        torch.tensor(1),
+        torch.ones(1, 3).expand(4, 3),
+    ],
+)
 @pytest.mark.parametrize("kind", [torch.contiguous_format, torch.channels_last])
 def test_contiguity_is_told_from_metadata(tensor: torch.Tensor, kind: torch.memory_format) -> None:
     if kind is torch.channels_last and tensor.dim() != 4:
