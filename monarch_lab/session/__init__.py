@@ -1,6 +1,10 @@
-"""A mesh as one object: what a user starts and stops. Joins the supervisor's processes and the controller's stream."""
+"""A mesh as one object: what a user starts and stops. Joins the supervisor's processes and the controller's stream.
+
+local.py      meshes on this machine      registry.py   the meshes of this kernel
+session.py    one mesh, joined            relay.py      what is heard before they are joined
+"""
 
 from monarch_lab.session.local import local_mesh, start_local
-from monarch_lab.session.session import Session, meshes
+from monarch_lab.session.registry import meshes
 
-__all__ = ["Session", "local_mesh", "meshes", "start_local"]
+__all__ = ["local_mesh", "meshes", "start_local"]

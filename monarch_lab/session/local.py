@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from monarch_lab import config
-from monarch_lab.controller.mesh import DeviceMesh
-from monarch_lab.controller.random import kernel_seed
-from monarch_lab.controller.state import visible_gpus
 from monarch_lab.errors import UsageValueError
-from monarch_lab.session.session import Progress, Session, free_name, meshes
-from monarch_lab.supervisor import MeshLaunch
+from monarch_lab.session.registry import free_name, meshes, reserved
+from monarch_lab.session.relay import Relay
+from monarch_lab.supervisor import MeshLaunch, Supervisor
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.mesh import DeviceMesh
+    from monarch_lab.session.session import Progress
 
 
 def local_mesh(
@@ -51,21 +55,42 @@ def start_local(
     chosen, per_host = _devices(hosts, gpus_per_host, device, settings)
     if name is not None and not name.isidentifier():
         raise UsageValueError(f"{name!r} is no name for a mesh: use letters, digits and _")
-    if name is not None and name in meshes():
+    if name is not None and (name in meshes() or name in reserved):
         raise UsageValueError(f'mesh "{name}" is running already: stop it first, or choose another name')
     launch = MeshLaunch(
         name=name or free_name(),
         hosts=hosts,
         per_host=per_host,
         device=chosen,
-        seed=kernel_seed(),
+        seed=0,
         env=dict(env or {}),
         python_path=[p for p in sys.path if p],
         cwd=os.getcwd(),
     )
-    session = Session(launch, settings)
-    session.start(on_progress)
+    relay = Relay()
+    supervisor = Supervisor(launch, settings, relay)
+    reserved.add(launch.name)
+    try:
+        supervisor.start()
+        # The workers' torch is imported meanwhile: importing ours first would double the time of a first mesh.
+        from monarch_lab.session.session import Session
+
+        session = Session(launch, settings, supervisor, relay)
+        session.start(on_progress)
+    except BaseException:
+        supervisor.stop()
+        raise
+    finally:
+        reserved.discard(launch.name)
     return session.mesh
+
+
+def _visible_gpus() -> int:
+    if "torch" not in sys.modules and not glob.glob("/dev/nvidia[0-9]*") and not os.path.exists("/dev/kfd"):
+        return 0  # without a device file there is no need to import torch for the question
+    from monarch_lab.controller.state import visible_gpus
+
+    return visible_gpus()
 
 
 def _devices(hosts: int, per_host: int | None, device: str | None, settings: config.Settings) -> tuple[str, int]:
@@ -74,7 +99,7 @@ def _devices(hosts: int, per_host: int | None, device: str | None, settings: con
             raise UsageValueError(f"a mesh has at least 1 of {what}, not {number!r}")
     if device not in (None, "cpu", "cuda"):
         raise UsageValueError(f'device is "cpu" or "cuda", not {device!r}')
-    gpus = visible_gpus() if device != "cpu" else 0
+    gpus = _visible_gpus() if device != "cpu" else 0
     if device == "cuda" and gpus < hosts * (per_host or 1):
         raise UsageValueError(
             f"{hosts * (per_host or 1)} workers with a GPU each were asked for and this machine has {gpus}: use --cpu "

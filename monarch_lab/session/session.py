@@ -1,8 +1,7 @@
-"""One mesh of this kernel: its processes, its stream, its state. Ends with the interpreter at the latest."""
+"""One mesh of this kernel: its processes and its op stream, joined. Imports torch."""
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import time
@@ -14,26 +13,29 @@ from monarch_lab.config import Settings
 from monarch_lab.controller import patches
 from monarch_lab.controller.client import Client
 from monarch_lab.controller.mesh import DeviceMesh
+from monarch_lab.controller.random import kernel_seed
+from monarch_lab.session.registry import sessions
+from monarch_lab.session.relay import Relay
 from monarch_lab.supervisor import MeshLaunch, ProcessInfo, Supervisor
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.shape import Slice
 from monarch_lab.wire.snapshot import MeshSnapshot, ProcessSnapshot
 
-_sessions: dict[str, Session] = {}
-_NAMES = ("host", "gpu")
 Progress = Callable[[str, int, int], None]
+_NAMES = ("host", "gpu")
 
 
 class Session:
-    """Owns the supervisor and the client of a mesh. ``state``: starting, live, dead, closed."""
+    """Owns a started supervisor and the client of a mesh. ``state``: starting, live, dead, closed."""
 
-    def __init__(self, launch: MeshLaunch, settings: Settings) -> None:
+    def __init__(self, launch: MeshLaunch, settings: Settings, supervisor: Supervisor, relay: Relay) -> None:
         self.launch = launch
         self.device = launch.device
         self.parts: dict[Any, DeviceMesh] = {}
         self.client = Client(launch.name, launch.hosts * launch.per_host, settings)
-        self.supervisor = Supervisor(launch, settings, self.client)
+        self.supervisor = supervisor
+        self._relay = relay
         self.started = time.monotonic()
         self._numbers = itertools.count(1)
         self._pid = os.getpid()
@@ -42,14 +44,16 @@ class Session:
         self.parts[whole, _NAMES] = self.mesh
 
     def start(self, on_progress: Progress | None) -> None:
-        """Bring every worker up. LaunchError, or KeyboardInterrupt, leaves nothing behind."""
-        _sessions[self.launch.name] = self
+        """Wait for every worker. LaunchError, or KeyboardInterrupt, leaves nothing behind."""
+        sessions[self.launch.name] = self
         try:
             patches.install()
             self.client.attach(self.supervisor)
-            self.supervisor.start()
+            self._relay.attach(self.client)
             self.supervisor.wait_ready(on_progress=on_progress)
             self.client.go_live()
+            # Here and not in the launch: that was before torch was imported, which knows the kernel's seed.
+            self.client.order(wire.Seed(kernel_seed()), None)
         except BaseException:
             self.stop()
             raise
@@ -75,8 +79,8 @@ class Session:
             except Exception:  # its processes are ended below, whatever they heard
                 pass
         self.client.close()
-        if _sessions.get(self.launch.name) is self:
-            del _sessions[self.launch.name]
+        if sessions.get(self.launch.name) is self:
+            del sessions[self.launch.name]
         self.supervisor.stop()
 
     def snapshot(self) -> MeshSnapshot:
@@ -116,19 +120,3 @@ class Session:
             op_age_s=round(age, 1),
             exit=info.ending(),
         )
-
-
-def meshes() -> dict[str, DeviceMesh]:
-    """The meshes of this process that were not stopped, by name."""
-    return {name: s.mesh for name, s in _sessions.items()}
-
-
-def free_name() -> str:
-    """mesh, mesh2, mesh3 ..."""
-    return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in _sessions)
-
-
-@atexit.register
-def _stop_all() -> None:
-    for session in list(_sessions.values()):
-        session.stop()

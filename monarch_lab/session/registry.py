@@ -1,0 +1,31 @@
+"""The meshes of this kernel by name. Ends them with the interpreter at the latest. Does not import torch."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.mesh import DeviceMesh
+    from monarch_lab.session.session import Session
+
+sessions: dict[str, Session] = {}
+reserved: set[str] = set()  # names of meshes whose processes have been asked for
+
+
+def meshes() -> dict[str, DeviceMesh]:
+    """The meshes of this process that were not stopped, by name."""
+    return {name: s.mesh for name, s in sessions.items()}
+
+
+def free_name() -> str:
+    """mesh, mesh2, mesh3 ..."""
+    taken = reserved | set(sessions)
+    return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in taken)
+
+
+@atexit.register
+def _stop_all() -> None:
+    for session in list(sessions.values()):
+        session.stop()
