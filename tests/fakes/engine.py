@@ -150,17 +150,35 @@ def meshes() -> dict[str, FakeMesh]:
 FAKES = {"monarch_lab.session": ("meshes", "start_local"), "monarch_lab.controller.tensor": ("MeshTensor",)}
 
 
+_real: dict[str, types.ModuleType | None] = {}
+
+
 def install() -> None:
-    """Until ``uninstall``, the notebook's session and mesh tensors are these."""
+    """Until ``uninstall``, the notebook's session and mesh tensors are these, whatever was imported before."""
     for name, members in FAKES.items():
         module = types.ModuleType(name)
         for member in members:
             setattr(module, member, globals()[member])
-        sys.modules[name] = module
+        _real[name] = sys.modules.get(name)
+        _put(name, module)
 
 
 def uninstall() -> None:
     for name in FAKES:
-        sys.modules.pop(name, None)
+        _put(name, _real.pop(name, None))
     _meshes.clear()
     active.clear()
+
+
+def _put(name: str, module: types.ModuleType | None) -> None:
+    """As an import does: in sys.modules, and as an attribute of the package that holds it."""
+    package, _, last = name.rpartition(".")
+    parent = sys.modules.get(package)
+    if module is not None:
+        sys.modules[name] = module
+        if parent is not None:
+            setattr(parent, last, module)
+        return
+    sys.modules.pop(name, None)
+    if parent is not None and last in vars(parent):
+        delattr(parent, last)
