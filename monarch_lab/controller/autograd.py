@@ -18,6 +18,7 @@ from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors.meta import intern
+from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import Op
 
@@ -40,14 +41,14 @@ def set_grad(tensor: Any, value: Any) -> None:
         return
     _sent(tensor)
     client = tensor._ref.mesh.client
-    with client.lock:
+    with client.lock, HeldInterrupt():
         ambient = ambient_number()
         client.use_scope(tensor._ref.mesh)
         if ambient != client.ambient:
             dispatch.start_ambient(client, ambient)
-        client.code.extend((Op.SET_GRAD, tensor._ref.id, value._ref.id if value is not None else 0))
         client.where.append(locations.here(2))
-    tensor._grad = value
+        client.code.extend((Op.SET_GRAD, tensor._ref.id, value._ref.id if value is not None else 0))
+        tensor._grad = value
 
 
 def _sent(tensor: Any) -> None:
@@ -122,14 +123,13 @@ def _replay(
     plan: Plan, mesh: Any, roots: Sequence[Any], gradients: Sequence[Any], wanted: Sequence[Any], ambient: int
 ) -> None:
     client = mesh.client
-    with client.lock:
+    with client.lock, HeldInterrupt():
         client.use_scope(mesh)
         if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
             dispatch.start_ambient(client, ambient)
-        code = client.code
-        code.extend((Op.BACKWARD, plan.number))
+        code = [Op.BACKWARD, plan.number]
         code.extend(t._ref.id for t in roots)
         code.extend(0 if g is None else g._ref.id for g in gradients)
         code.extend(t._ref.id for t in wanted)
@@ -139,9 +139,9 @@ def _replay(
             had = None if fresh else client.leaves[leaf]._grad
             code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
         client.where.append(locations.here(3))
-        if len(client.where) >= client.flush_ops:
-            client.flush()
-    _store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+        client.code.extend(code)
+        _store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+    client.flush_if_full()
 
 
 def _learn(

@@ -7,8 +7,10 @@ through Pending objects.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import queue
 import threading
 import time
 import weakref
@@ -25,6 +27,7 @@ from monarch_lab.controller.locations import Location
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
+from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import Op
@@ -89,6 +92,7 @@ class Client:
         self._waiters: list[Pending] = []
         self._serving = False
         self._quitting = False
+        self._stopped_batch = -1
         self._gone: dict[int, ProcessInfo] = {}
         self._lost = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
@@ -160,32 +164,41 @@ class Client:
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
 
-    def flush(self) -> None:
-        """Send what is buffered."""
-        with self.lock:
-            if self.dead:
-                self.drain_dead()
-            if not self.code:
-                return
-            ranks = self.scope
+    def flush(self) -> bool:
+        """Send what is buffered. Whether it is time to see how far the workers are behind."""
+        # A Ctrl-C between taking and sending would lose ops that later ones use.
+        with self.lock, HeldInterrupt():
+            return self._flush_held()
+
+    def flush_if_full(self) -> None:
+        """After an op, without the lock: may wait for workers that are far behind."""
+        if len(self.where) >= self.flush_ops and self.flush():
+            self._hold_back()
+
+    def _flush_held(self) -> bool:
+        if self.dead:
+            self.drain_dead()
+        if not self.code:
+            return False
+        ranks = self.scope
+        self.batch += 1
+        due = self.batch % self.settings.engine.report_every_batches == 0
+        report = due and self._everywhere(ranks)
+        batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
+        if self.where:
+            self._issued[self.batch] = self.where
+            self._issued_at[self.batch] = time.monotonic()
+        self.ops += len(self.where)
+        self.code, self.numbers, self.where, self.ambient = [], [], [], -1
+        self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
+        self._send(ranks, encode(batch))
+        if self._elsewhere:
             self.batch += 1
-            report = self.batch % self.settings.engine.report_every_batches == 0 and self._everywhere(ranks)
-            batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
-            if self.where:
-                self._issued[self.batch] = self.where
-                self._issued_at[self.batch] = time.monotonic()
-            self.ops += len(self.where)
-            self.code, self.numbers, self.where, self.ambient = [], [], [], -1
-            self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
-            self._send(ranks, encode(batch))
-            if self._elsewhere:
-                self.batch += 1
-                self._send(None, encode(wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)))
-                self._elsewhere = []
-            if self.batch % self.settings.engine.report_every_batches == 0:
-                if not report:
-                    self._send_mark()
-                self._hold_back()
+            self._send(None, encode(wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)))
+            self._elsewhere = []
+        if due and not report:
+            self._send_mark()
+        return due
 
     def let_go_large(self, ref: int) -> None:
         """The last handle of a large value died. Any thread."""
@@ -245,7 +258,8 @@ class Client:
         """Send one order in its place in the stream."""
         with self.lock:
             self.flush()
-            self._send(None if ranks is None else tuple(ranks), encode(message), frames)
+            with HeldInterrupt():
+                self._send(None if ranks is None else tuple(ranks), encode(message), frames)
 
     def request(
         self, make: Callable[[int], wire.Order], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
@@ -293,15 +307,12 @@ class Client:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f'no answer from mesh "{self.name}" in time')
-                try:
+                with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
-                except Exception as e:
-                    if type(e).__name__ != "Empty":
-                        raise
                 if self._prompts and not self._serving:
                     self._serve_prompts()
         except KeyboardInterrupt:
-            self._interrupted()
+            self.stop_cell()
             raise
         finally:
             self._waiters.remove(pending)
@@ -350,14 +361,20 @@ class Client:
         self._failures.forget.clear()
         raise failures.remote_exception(first, more)
 
-    def interrupt(self) -> None:
-        """Stop what the workers run and drop what was sent. Any thread."""
+    def interrupt(self, *, hard: bool = False) -> None:
+        """Stop the users' functions that the workers run or were sent; ``hard``: torch's ops too. Any thread."""
         supervisor = self._supervisor
         if supervisor is not None and self.state == "live":
-            supervisor.send_control(None, encode(wire.Interrupt(self.batch, self._last_ident)))
+            supervisor.send_control(None, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
 
-    def _interrupted(self) -> None:
-        """Ctrl-C while waiting: tell the workers, then give them a moment to stop."""
+    def stop_cell(self) -> None:
+        """After a Ctrl-C, once: tell the workers, and give them a moment to stop. Any thread; ends within prompt_back.
+
+        Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
+        where they do not come to an end they are dropped, each rank where it is.
+        """
+        if self._stopped_batch == self.batch and not self.code:
+            return  # by the wait that the Ctrl-C ended
         self.interrupt()
         self._quitting = True  # every debugger that waits, or comes to wait, is left
         try:
@@ -367,22 +384,29 @@ class Client:
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
+                self.flush()
                 pending = self._wait_for_mark(self._send_mark())
-            deadline = time.monotonic() + self.settings.timeouts.prompt_back
-            while not pending.done and time.monotonic() < deadline:
-                try:
-                    pending.bell.get(timeout=0.1)
-                except Exception as e:
-                    if type(e).__name__ != "Empty":
-                        raise
-            if not pending.done:
-                ranks = ", ".join(map(str, sorted(pending.waiting)))
-                log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
+            times = self.settings.timeouts
+            last = time.monotonic() + times.prompt_back
+            if not self._ends(pending, min(last, time.monotonic() + times.interrupt_heard)):
+                self.interrupt(hard=True)
+                if not self._ends(pending, last):
+                    ranks = ", ".join(map(str, sorted(pending.waiting)))
+                    log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
         except KeyboardInterrupt:
-            pass  # a second press: do not wait
+            self.interrupt(hard=True)  # a second press: do not wait
         finally:
             self._quitting = False
+            self._stopped_batch = self.batch
         self._failures.clear()
+
+    def _ends(self, pending: Pending, deadline: float) -> bool:
+        while not pending.done and time.monotonic() < deadline:
+            try:
+                pending.bell.get(timeout=0.1)
+            except queue.Empty:
+                continue
+        return pending.done
 
     def _serve_prompts(self) -> None:
         self._serving = True

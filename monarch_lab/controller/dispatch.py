@@ -20,10 +20,14 @@ from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.tensors.meta import Meta
+from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire.engine import Op
 
 _wrapper = torch.Tensor._make_wrapper_subclass
 _here = locations.here
+
+# torch's compiler leaves these alone: it would trace into our bookkeeping.
+_NOT_COMPILED = "_torchdynamo_disable"
 
 # Filled by tensor.py and others, which need this module in turn.
 handle_class: type = torch.Tensor
@@ -95,6 +99,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
     return replay(entry, tensors, numbers, ambient, mesh)
 
 
+setattr(dispatch, _NOT_COMPILED, True)
+
+
 def _flat(a: Any, kind: type, key: list[Any], tensors: list[Any]) -> bool:
     """Adds a sequence of integers and mesh tensors to the key; False for any other."""
     key.append((kind, len(a)))
@@ -143,8 +150,32 @@ def _wrong_mesh(func: Any, tensors: list[Any]) -> None:
 
 def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
     """Issue an op whose result is known."""
+    if entry.single is not None:
+        out = _issue(entry, tensors, numbers, ambient, mesh)[0]
+        mesh.client.flush_if_full()
+        return _single(entry, entry.single, out, tensors, mesh)
+    if entry.in_place >= 0:
+        target = tensors[entry.in_place]
+        if target._meta.is_leaf and not entry.random_single:
+            equal = mesh.all_equal
+            for t in tensors:
+                store = t._store
+                equal &= t._ref.equal if store is None else store.equal
+            # Before the op: a Ctrl-C in between then leaves too little known, not too much.
+            (target._store or target._ref).equal = equal
+            _issue(entry, tensors, numbers, ambient, mesh)
+            mesh.client.flush_if_full()
+            return target
+    with HeldInterrupt():  # what the op does to its inputs is noted with it or not at all
+        outs = _issue(entry, tensors, numbers, ambient, mesh)
+        result = finish(entry, tensors, outs, mesh)
+    mesh.client.flush_if_full()
+    return result
+
+
+def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> list[int]:
+    """Put an op into the stream; the refs of its new outputs. The integers of an op enter the buffer whole."""
     client = mesh.client
-    single = entry.single
     operation = [entry.number]
     for t in tensors:
         operation.append(t._ref.id)
@@ -159,33 +190,12 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
             place = len(client.numbers)
             client.numbers.extend(numbers)
             operation.extend(range(place, place + len(numbers)))
-        if single is not None:
-            out = next(client.refs)
-            operation.append(out)
-        elif entry.news:
-            outs = [next(client.refs) for _ in range(entry.news)]
-            operation.extend(outs)
-        client.code.extend(operation)
+        outs = [next(client.refs) for _ in range(entry.news)]
+        operation.extend(outs)
         where = client.where
         where.append(_here(3))
-        if len(where) >= client.flush_ops:
-            client.flush()
-    if single is not None:
-        return _single(entry, single, out, tensors, mesh)
-    if entry.in_place >= 0:
-        target = tensors[entry.in_place]
-        if target._meta.is_leaf and not entry.random_single:
-            equal = mesh.all_equal
-            for t in tensors:
-                store = t._store
-                equal &= t._ref.equal if store is None else store.equal
-            store = target._store
-            if store is None:
-                target._ref.equal = equal
-            else:
-                store.equal = equal
-            return target
-    return finish(entry, tensors, outs if entry.news else [], mesh)
+        client.code.extend(operation)
+    return outs
 
 
 def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any) -> Any:
@@ -230,11 +240,11 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             if ambient != client.ambient:
                 start_ambient(client, ambient)
             out = next(client.refs)
-            client.code += (entry.number, ref.id, far.id, out)
             where = client.where
             where.append(_here(2))
-            if len(where) >= client.flush_ops:
-                client.flush()
+            client.code += (entry.number, ref.id, far.id, out)
+        if len(where) >= client.flush_ops:
+            client.flush_if_full()
         meta = entry.single
         handle = _wrapper(handle_class, *meta.wrapper)
         handle._meta = meta
@@ -243,6 +253,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             sign(handle, entry.number, 0, [self, other])
         return handle
 
+    setattr(method, _NOT_COMPILED, True)
     return method
 
 
@@ -250,8 +261,7 @@ def start_ambient(client: Any, ambient: int) -> None:
     if not client.code:
         client.dirty()
     client.define_ambient(ambient, ambient_values(ambient))
-    client.code.append(Op.AMBIENT)
-    client.code.append(ambient)
+    client.code += (Op.AMBIENT, ambient)  # whole, whenever a Ctrl-C comes
     client.ambient = ambient
 
 

@@ -322,8 +322,8 @@ class DeviceMesh:
         self.client.sync()
 
     def interrupt(self) -> None:
-        """Stop what its workers run. Any thread."""
-        self.client.interrupt()
+        """Stop what its workers run, as Ctrl-C does. Any thread; returns within 5 s, whatever they do."""
+        self.client.stop_cell()
 
     def exit(self, error: BaseException | None = None) -> None:
         """Stop every process of the whole mesh; nothing is left running. Safe to call twice."""

@@ -148,9 +148,7 @@ class MeshCell:
         if self._mesh.state == "closed":  # the cell stopped the mesh itself
             return None
         if is_interrupted:
-            # Not waited for: a worker that does not stop must not keep the prompt. What was sent until now is
-            # dropped there, what later cells send is not.
-            client.interrupt()
+            client.stop_cell()  # ends within the bound of Timeouts.prompt_back
             return None
         if self._options.is_async and not is_failing:
             return None

@@ -204,7 +204,7 @@ class MeshMagics(Magics):
 
     def interrupt(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
-        mesh.client.interrupt()
+        mesh.interrupt()
         print(f'Interrupted the workers of mesh "{mesh.name}".')
 
 

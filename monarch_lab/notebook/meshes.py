@@ -91,7 +91,7 @@ class Meshes:
         return KernelSnapshot(self._seq, self.current, [readable(mesh.status()) for mesh in self.all().values()])
 
     def interrupt(self, mesh: str) -> None:
-        self.find(mesh).client.interrupt()
+        self.find(mesh).interrupt()
 
     def stop(self, mesh: str) -> None:
         self.find(mesh).exit()

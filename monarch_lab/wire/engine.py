@@ -258,10 +258,14 @@ Order = Define | Batch | Learn | LearnBackward | Place | Fetch | CallAndFetch | 
 
 
 class Interrupt(Message, frozen=True):
-    """Stop what runs, and drop every batch up to ``batch`` and every call up to ``ident``."""
+    """Stop the user's function that runs, and drop those of every batch up to ``batch`` and call up to ``ident``.
+
+    Torch's own ops go on, so that every rank ends at the same op, unless ``hard``: then they are dropped as well.
+    """
 
     batch: int
     ident: int
+    hard: bool
 
 
 class DebugReply(Message, frozen=True):

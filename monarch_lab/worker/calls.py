@@ -88,19 +88,11 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
         lines.append("    with rejecting():")
         lines.append(f"        r = {call}")
     elif template.opaque:
-        source.names |= {
-            "refuse_failed": refuse_failed,
-            "private": engine.randomness.private,
-            "touched": engine.touched,
-            "restore": engine.restore_ambient,
-        }
+        source.names |= {"refuse_failed": refuse_failed, "user_code": engine.user_code, "touched": engine.touched}
         lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
         lines.append("    touched.clear()")
-        lines.append("    try:")
-        lines.append("        with private():")
-        lines.append(f"            r = {call}")
-        lines.append("    finally:")
-        lines.append("        restore()")
+        lines.append("    with user_code():")
+        lines.append(f"        r = {call}")
         checks.append("touched")  # it ran a backward pass, and did not when it was learned
     else:
         lines.append(f"    r = {call}")

@@ -6,7 +6,8 @@ drops the rest of the batch and every later batch that was already sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -36,8 +37,12 @@ class Engine:
         self.meshes: dict[int, wire.MeshDef] = {}
         self.cell = 0
         self.interruptible = False  # the SIGINT handler raises only while this is set
+        self.in_user_code = False  # and, unless the interrupt is hard, this
         self.dropped_batch = -1  # set by the reader thread: batches and calls up to these are dropped
         self.dropped_ident = -1
+        self.ended_batch = -1  # of batches and calls up to these, the users' functions are dropped
+        self.ended_ident = -1
+        self._batch = -1
         self._report = report
         self._payloads: dict[int, Any] = {}
         self._templates: dict[int, calls.Template] = {}
@@ -119,6 +124,7 @@ class Engine:
 
     def run_batch(self, batch: wire.Batch) -> None:
         self.cell = batch.cell
+        self._batch = batch.number
         self._begin_scope(batch.scope)
         code, numbers, cells, table = batch.code, batch.numbers, self.cells, self._table
         i, end = 0, len(code)
@@ -134,8 +140,9 @@ class Engine:
             except KeyboardInterrupt as e:
                 self.interruptible = False
                 i = self._failed(batch, i, e)
-                self._drop(code, i)
-                i = end
+                if batch.number <= self.dropped_batch:
+                    self._drop(code, i)
+                    i = end
             except BaseException as e:
                 self.interruptible = False
                 i = self._failed(batch, i, e)
@@ -285,7 +292,7 @@ class Engine:
             return
         try:
             self.touched.clear()
-            invoke = self._private(template.invoke) if template.opaque else template.invoke
+            invoke = self._guarded(template.invoke, order.ident) if template.opaque else template.invoke
             self.interruptible = True
             answer, tensors, values = learning.learn(order.ident, invoke, inputs, order.numbers)
             self.interruptible = False
@@ -305,13 +312,23 @@ class Engine:
                 self.arm(inputs[k], order.inputs[k])
         self._report(answer, frames)
 
-    def _private(self, invoke: Callable[..., Any]) -> Callable[..., Any]:
-        def run(inputs: list[Any], numbers: list[Any]) -> Any:
+    @contextmanager
+    def user_code(self, ident: int = 0) -> Iterator[None]:
+        """Around a user's function: it can be interrupted, draws from a stream of its own, leaves nothing behind."""
+        if ident <= self.ended_ident if ident else self._batch <= self.ended_batch:
+            raise KeyboardInterrupt("interrupted before it ran")
+        try:
             with self.randomness.private():
-                try:
-                    return invoke(inputs, numbers)
-                finally:
-                    self.restore_ambient()
+                self.in_user_code = True
+                yield
+        finally:
+            self.in_user_code = False
+            self.restore_ambient()
+
+    def _guarded(self, invoke: Callable[..., Any], ident: int) -> Callable[..., Any]:
+        def run(inputs: list[Any], numbers: list[Any]) -> Any:
+            with self.user_code(ident):
+                return invoke(inputs, numbers)
 
         return run
 
@@ -375,7 +392,7 @@ class Engine:
         try:
             inputs = self._begin(order.ident, order.cell, ONE_PROCESS, order.ambient, order.inputs)
             self.interruptible = True
-            result = self._private(template.invoke)(inputs, order.numbers)
+            result = self._guarded(template.invoke, order.ident)(inputs, order.numbers)
             self.interruptible = False
             frames, _ = payload.dumps(torch.utils._pytree.tree_map(_portable, result))
         except BaseException as e:

@@ -35,6 +35,7 @@ class Worker:
         self._rank = spec.rank
         self._randomness = Randomness(spec.seed)
         self.engine = Engine(spec.rank, self.report, self._randomness)
+        self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher(self._streams)
         self._debugger = Debugger(self.report, self._flush)
@@ -61,16 +62,22 @@ class Worker:
         self._link.start_control(self._on_control)
 
     def _on_sigint(self, number: int, frame: Any) -> None:
-        if self.engine.interruptible:
-            self.engine.interruptible = False
+        engine = self.engine
+        if engine.interruptible and (engine.in_user_code or self._hard):
+            engine.interruptible = engine.in_user_code = self._hard = False
             raise KeyboardInterrupt
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
         match _controls(header):
-            case wire.Interrupt(batch=batch, ident=ident):
-                self.engine.dropped_batch = max(self.engine.dropped_batch, batch)
-                self.engine.dropped_ident = max(self.engine.dropped_ident, ident)
+            case wire.Interrupt(batch=batch, ident=ident, hard=hard):
+                engine = self.engine
+                engine.ended_batch = max(engine.ended_batch, batch)
+                engine.ended_ident = max(engine.ended_ident, ident)
+                if hard:
+                    self._hard = True
+                    engine.dropped_batch = max(engine.dropped_batch, batch)
+                    engine.dropped_ident = max(engine.dropped_ident, ident)
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)

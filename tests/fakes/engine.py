@@ -60,7 +60,7 @@ class FakeClient:
         if self.fails:
             raise self.fails.pop(0)
 
-    def interrupt(self) -> None:
+    def stop_cell(self) -> None:
         self.log.append("interrupt")
 
 

@@ -1,0 +1,77 @@
+"""Ctrl-C at any moment of a loop that issues ops: nothing is lost, the mesh goes on."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+
+def _interrupted(mesh: Any, step: Callable[[], Any], moment: float) -> None:
+    timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        while True:
+            step()
+    timer.join()
+    mesh.client.stop_cell()  # what the end of a cell does
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interrupt_among_small_ops_leaves_the_stream_whole(cell: Any, seed: int) -> None:
+    moments, one, kept = random.Random(seed), torch.ones(4), []
+
+    def step() -> None:
+        kept[:] = [one + 1, one.clone().mul_(3.0), one.view(2, 2).sum(0)]
+
+    for _ in range(8):
+        _interrupted(cell, step, moments.uniform(0.001, 0.03))
+        assert (one + 1).sum().tolist() == 8
+        assert one.tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interrupt_of_training_leaves_the_model_usable_on_every_rank(cell: Any, seed: int) -> None:
+    moments, one = random.Random(seed), torch.ones(1, 4)
+    net = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        net(one).sum().backward()
+        for p in net.parameters():
+            p.grad.reduce_("gpu", "avg")
+        optimizer.step()
+
+    for _ in range(6):
+        _interrupted(cell, step, moments.uniform(0.001, 0.03))
+        optimizer.zero_grad()
+        net(one).sum().backward()
+        assert net.weight.grad.sum().tolist() == 16
+        assert net.weight.tolist()  # known equal, and has a value
+
+
+def test_an_interrupt_of_an_op_that_waits_drops_what_came_after_it(cell: Any) -> None:
+    import monarch_lab as ml
+
+    @ml.remote
+    def slow(x: Any) -> Any:
+        import time
+
+        time.sleep(600)
+        return x
+
+    one = torch.ones(2)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        slow(one)
+    timer.join()
+    cell.client.stop_cell()
+    assert (one + 1).tolist() == [2, 2]
