@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields
 
 from monarch_lab.errors import UsageValueError
@@ -79,6 +79,13 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         engine=Engine(**groups["ENGINE"]),  # type: ignore[arg-type]
         **groups[""],  # type: ignore[arg-type]
     )
+
+
+def narrow_to_gpu(local_rank: int, environ: MutableMapping[str, str] | None = None) -> None:
+    """Let this process see one GPU: entry ``local_rank`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
+    environ = os.environ if environ is None else environ
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if environ.get("CUDA_VISIBLE_DEVICES") else None
+    environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible[local_rank].strip()
 
 
 def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:

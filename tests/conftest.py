@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,11 @@ import pytest
 import torch
 
 import monarch_lab as ml
+
+# A shell starts background jobs with SIGINT ignored, and Python then installs no handler: tests of Ctrl-C would wait
+# for ever, and what they start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Shared:

@@ -22,8 +22,9 @@ from monarch_lab.config import Settings
 from monarch_lab.controller import failures
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.flusher import Flusher
-from monarch_lab.controller.front import DebugPrompt, Front, get_default_front
+from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location
+from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
@@ -88,10 +89,8 @@ class Client:
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
         self._failures = failures.Log()
-        self._prompts: deque[tuple[int, wire.DebugRead]] = deque()
+        self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
-        self._serving = False
-        self._quitting = False
         self._stopped_batch = -1
         self._gone: dict[int, ProcessInfo] = {}
         self._lost = ""
@@ -237,7 +236,7 @@ class Client:
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or min(self._done[r] for r in alive) >= limit or self._serving:
+        if not alive or min(self._done[r] for r in alive) >= limit or self._prompts.serving:
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
@@ -309,8 +308,8 @@ class Client:
                     raise TimeoutError(f'no answer from mesh "{self.name}" in time')
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
-                if self._prompts and not self._serving:
-                    self._serve_prompts()
+                if self._prompts:
+                    self._prompts.serve(self.front or get_default_front())
         except KeyboardInterrupt:
             self.stop_cell()
             raise
@@ -376,11 +375,9 @@ class Client:
         if self._stopped_batch == self.batch and not self.code:
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
-        self._quitting = True  # every debugger that waits, or comes to wait, is left
+        self._prompts.quitting = True
         try:
-            while self._prompts:
-                rank, read = self._prompts.popleft()
-                self._reply(rank, wire.DebugReply(read.session, read.number, "q"))
+            self._prompts.leave_all()
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
@@ -396,7 +393,7 @@ class Client:
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
-            self._quitting = False
+            self._prompts.quitting = False
             self._stopped_batch = self.batch
         self._failures.clear()
 
@@ -407,25 +404,6 @@ class Client:
             except queue.Empty:
                 continue
         return pending.done
-
-    def _serve_prompts(self) -> None:
-        self._serving = True
-        try:
-            while self._prompts:
-                rank, read = self._prompts.popleft()
-                self._answer(rank, read)
-        finally:
-            self._serving = False
-
-    def _answer(self, rank: int, read: wire.DebugRead) -> None:
-        prompt = DebugPrompt(rank, self.label(rank), read.text, read.prompt, lambda: rank not in self._gone)
-        try:
-            line = (self.front or get_default_front()).ask(prompt)
-        except KeyboardInterrupt:
-            # The prompt ends, not the kernel: the debugger is left, and the op with it.
-            self._reply(rank, wire.DebugReply(read.session, read.number, "q"))
-            raise
-        self._reply(rank, wire.DebugReply(read.session, read.number, line, declined=line is None))
 
     def _reply(self, rank: int, reply: wire.DebugReply) -> None:
         self.supervisor.send_control([rank], encode(reply))
@@ -449,10 +427,7 @@ class Client:
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
             case wire.DebugRead():
-                if self._quitting:
-                    self._reply(rank, wire.DebugReply(message.session, message.number, "q"))
-                    return
-                self._prompts.append((rank, message))
+                self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
             case wire.DebugEnded():
@@ -516,7 +491,7 @@ class Client:
         return text, age, sum(len(self._issued.get(n, ())) for n in waiting)
 
     def is_debugging(self, rank: int) -> bool:
-        return any(r == rank for r, _ in list(self._prompts))
+        return self._prompts.is_waiting(rank)
 
     def is_gone(self, rank: int) -> bool:
         return bool(self._lost) or rank in self._gone

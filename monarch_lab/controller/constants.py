@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from monarch_lab.controller import dispatch, scanning
 from monarch_lab.controller.refs import Ref
@@ -61,8 +62,9 @@ def materialise(constant: Any) -> None:
     value = constant._value
     del constant._value
     constant.__class__ = scanning.handle_class
-    constant._meta = intern(describe(value))
     mesh = constant._ref.mesh
+    told = describe(value)
+    constant._meta = intern(replace(told, device=mesh.torch_device or told.device))
     place(mesh, {rank: [value] for rank in mesh.ranks_key}, [constant._ref.id], same=True)
 
 

@@ -26,9 +26,6 @@ from monarch_lab.wire.engine import Op
 _wrapper = torch.Tensor._make_wrapper_subclass
 _here = locations.here
 
-# torch's compiler leaves these alone: it would trace into our bookkeeping.
-_NOT_COMPILED = "_torchdynamo_disable"
-
 # Filled by tensor.py and others, which need this module in turn.
 handle_class: type = torch.Tensor
 handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as an nn.Parameter
@@ -97,9 +94,6 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
             if t._ref.mesh is not mesh:
                 _wrong_mesh(func, tensors)
     return replay(entry, tensors, numbers, ambient, mesh)
-
-
-setattr(dispatch, _NOT_COMPILED, True)
 
 
 def _flat(a: Any, kind: type, key: list[Any], tensors: list[Any]) -> bool:
@@ -253,7 +247,6 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             sign(handle, entry.number, 0, [self, other])
         return handle
 
-    setattr(method, _NOT_COMPILED, True)
     return method
 
 

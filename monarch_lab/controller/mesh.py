@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import mode, placing
@@ -119,6 +120,11 @@ class DeviceMesh:
     def device(self) -> str:
         """Where its tensors live: "cpu" or "cuda"."""
         return self._owner.device
+
+    @property
+    def torch_device(self) -> str:
+        """Where its factories put tensors, by torch's name: each worker sees one GPU. "" is the CPU."""
+        return "cuda:0" if self.device == "cuda" else ""
 
     @property
     def ndim(self) -> int:
@@ -241,7 +247,8 @@ class DeviceMesh:
         with no_mesh.activate():
             values = {rank: [torch.tensor(number)] for rank, number in numbers.items()}
             placing.place(self, values, [ref.id], same=False)
-        return make_handle(intern(describe(values[self.ranks_key[0]][0])), ref)
+        told = describe(values[self.ranks_key[0]][0])
+        return make_handle(intern(replace(told, device=self.torch_device or told.device)), ref)
 
     @property
     def ranks(self) -> Mapping[str, Any]:

@@ -51,6 +51,8 @@ def create(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any) 
         return func(*args, **kwargs)
     if func in LITERALS:
         return _literal(func, args, kwargs, mesh)
+    if mesh.torch_device and kwargs.get("device") is None:
+        kwargs = {**kwargs, "device": mesh.torch_device}
     if func in _CONSTANT_SHAPES and not kwargs.get("requires_grad") and _is_scalar_shape(args, kwargs):
         return constants.make(func(*args, **kwargs), mesh)
     call = scan(func, args, kwargs, ambient_number())

@@ -43,6 +43,7 @@ def install() -> None:
     _patch_rng_state()
     _patch_threads()
     _patch_saved_tensors_hooks()
+    _patch_compile()
     _keep_interrupts()
     os.register_at_fork(after_in_child=_disarm)
 
@@ -185,6 +186,33 @@ def _patch_saved_tensors_hooks() -> None:
         return original(self)
 
     hooks.__enter__ = enter
+
+
+def _patch_compile() -> None:
+    """What torch.compile made would trace into our bookkeeping when called with mesh tensors: refused."""
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return lambda function: compile(function, **options)
+        if isinstance(model, torch.nn.Module):
+            if any(getattr(p, "is_mesh_tensor", False) for p in model.parameters()):
+                raise needs_remote("torch.compile")
+            return original(model, **options)
+        made = original(model, **options)
+
+        @functools.wraps(made)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if active_mesh.get() is not None or any(
+                getattr(a, "is_mesh_tensor", False) for a in (*args, *kwargs.values())
+            ):
+                raise needs_remote("torch.compile")
+            return made(*args, **kwargs)
+
+        return guarded
+
+    torch.compile = compile
 
 
 def _keep_interrupts() -> None:

@@ -21,11 +21,11 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
     client.check_alive(mesh.ranks_key)
     if same:
         frames, _ = payload.dumps(next(iter(values.values())))
-        client.order(wire.Place(refs), mesh.ranks_key, frames)
+        client.order(wire.Place(refs, mesh.torch_device), mesh.ranks_key, frames)
         return
     for rank, tensors in values.items():
         frames, _ = payload.dumps(tensors)
-        client.order(wire.Place(refs), [rank], frames)
+        client.order(wire.Place(refs, mesh.torch_device), [rank], frames)
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,8 @@ def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
 def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
     # The workers rebuild it in a storage of its own.
     told = describe(sent)
-    told = replace(told, offset=0, is_view=told.is_conj or told.is_neg, is_inference=False)
+    device = ref.mesh.torch_device or told.device
+    told = replace(told, offset=0, is_view=told.is_conj or told.is_neg, is_inference=False, device=device)
     handle = make_handle(intern(told), ref)
     if handle._meta.wants_sig:
         sign(handle, 0, 0, [])

@@ -199,9 +199,10 @@ class LearnBackward(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """Keep the pickled tensors of the frames under these refs."""
+    """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU)."""
 
     refs: list[int]
+    device: str = ""
 
 
 class Fetch(Message, frozen=True):

@@ -373,6 +373,8 @@ class Engine:
 
     def place(self, order: wire.Place, frames: Frames) -> None:
         for ref, tensor in zip(order.refs, payload.loads(frames), strict=True):
+            if order.device:
+                tensor = tensor.detach().to(order.device).requires_grad_(tensor.requires_grad)
             self.cells[ref] = tensor
             if tensor.requires_grad and is_leaf(tensor):
                 self.arm(tensor, ref)

@@ -30,10 +30,24 @@ def mixed(seed: int, position: int) -> int:
     return (z ^ (z >> 31)) & ((1 << 63) - 1)
 
 
+_State = tuple[torch.Tensor, torch.Tensor | None]
+
+
+def _state() -> _State:
+    """Of torch's generators, that of this worker's GPU too where it has been used."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+
+
+def _set_state(state: _State) -> None:
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1])
+
+
 @dataclass(slots=True)
 class _Streams:
     seed: int
-    states: dict[int, torch.Tensor] = field(default_factory=dict)  # scope -> state, of the scopes not in use
+    states: dict[int, _State] = field(default_factory=dict)  # scope -> state, of the scopes not in use
 
 
 class Randomness:
@@ -49,11 +63,11 @@ class Randomness:
         """Draw from the stream of ``scope`` from now on."""
         if scope == self._scope:
             return
-        self._streams.states[self._scope] = torch.get_rng_state()
+        self._streams.states[self._scope] = _state()
         self._scope = scope
         state = self._streams.states.pop(scope, None)
         if state is not None:
-            torch.set_rng_state(state)
+            _set_state(state)
         else:
             torch.manual_seed(self._first(scope))
 
@@ -83,7 +97,7 @@ class Randomness:
         scope = self._scope
         self.use(WHOLE)
         if position >= 0:
-            self._streams.states[WHOLE] = torch.get_rng_state()
+            self._streams.states[WHOLE] = _state()
             self._kept.append(self._streams)
             self._streams = _Streams(mixed(seed, position))
             torch.manual_seed(self._streams.seed)
@@ -92,7 +106,7 @@ class Randomness:
                 self._streams = self._kept.pop()
             state = self._streams.states.pop(WHOLE, None)
             if state is not None:
-                torch.set_rng_state(state)
+                _set_state(state)
         self.use(scope)
 
 
@@ -101,12 +115,12 @@ def reseeded() -> Iterator[None]:
     """For a sampler that rejects: it draws from a stream seeded with one number of the common one, which moves by that
     number alone. Equal inputs give equal results, and unequal ones cannot part the ranks' common stream."""
     seed = int(torch.randint(1 << 62, ()))
-    state = torch.get_rng_state()
+    state = _state()
     torch.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(state)
+        _set_state(state)
 
 
 def get_state() -> torch.Tensor:
