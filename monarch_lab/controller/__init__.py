@@ -10,6 +10,10 @@ placing.py    local values onto a mesh   remote_functions.py   user functions
 client.py     the stream of one mesh     waiting.py, futures.py   answers on their way
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
+prompts.py    debuggers that wait        flusher.py    sends what has waited
+state.py      active mesh, ambient       refs.py       names of far values
+calling.py    calls that come back       locations.py  whose line it was
+messages.py   sentences of errors        random.py     ml.random
 """
 
 from __future__ import annotations

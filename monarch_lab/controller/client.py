@@ -3,6 +3,8 @@
 Two threads meet here. User threads issue ops and wait; the supervisor's I/O thread delivers reports through
 ``on_report``, ``on_process`` and ``on_lost``. ``lock`` guards the buffers of the stream; replies are handed over
 through Pending objects.
+
+Longer than a file of ours should be: what is here shares the stream's buffers and their lock.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 main.py         the loop: orders in, reports out
 engine.py       cells (ref -> value), the op stream, failures
+definitions.py  what the kernel defined, by number
 calls.py        entries made into straight-line code that checks its prediction
 learning.py     a first run, described for the controller
 backward.py     backward passes and which leaves they touched

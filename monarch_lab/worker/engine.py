@@ -14,11 +14,12 @@ import msgspec
 import torch
 
 from monarch_lab.errors import ProtocolError
-from monarch_lab.tensors import ambient, naming, payload
+from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning
+from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
@@ -34,7 +35,7 @@ class Engine:
         self.rank = rank
         self.randomness = randomness
         self.cells: dict[int, Any] = {}
-        self.meshes: dict[int, wire.MeshDef] = {}
+        self.known = Definitions(self._make_entry)
         self.cell = 0
         self.interruptible = False  # the SIGINT handler raises only while this is set
         self.in_user_code = False  # and, unless the interrupt is hard, this
@@ -44,11 +45,6 @@ class Engine:
         self.ended_ident = -1
         self._batch = -1
         self._report = report
-        self._payloads: dict[int, Any] = {}
-        self._templates: dict[int, calls.Template] = {}
-        self._entries: dict[int, calls.Entry] = {}
-        self._ambients: dict[int, dict[str, Any]] = {}
-        self._plans: dict[int, wire.BackwardDef] = {}
         self._applied = ambient.Applied()
         self._ambient = 0
         self._poisoned: set[int] = set()
@@ -67,51 +63,19 @@ class Engine:
     # --- definitions
 
     def define(self, order: wire.Define, frames: Frames) -> None:
-        rest = list(frames)
-        for definition in order.definitions:
-            match definition:
-                case wire.TemplateDef():
-                    tree = payload.unpack(rest.pop(0))
-                    function = self._function(definition.function)
-                    self._templates[definition.template] = calls.make_template(definition, function, tree)
-                case wire.EntryDef():
-                    self._define_entry(definition)
-                case wire.AmbientDef():
-                    self._ambients[definition.ambient] = definition.values
-                case wire.PayloadDef():
-                    payload.remember_sources(definition.sources)
-                    taken, rest = rest[: definition.frames], rest[definition.frames :]
-                    if taken:  # without frames: sources alone
-                        self._payloads[definition.payload] = self._open(taken)
-                case wire.MeshDef():
-                    self.meshes[definition.mesh] = definition
-                case wire.BackwardDef():
-                    self._plans[definition.plan] = definition
+        self.known.add(order, frames)
 
-    def _open(self, frames: Frames) -> Any:
-        try:
-            return payload.loads(frames)
-        except Exception as e:
-            return _failing(e)
-
-    def _function(self, name: str) -> Any:
-        try:
-            return naming.resolve(name, self._payloads)
-        except ProtocolError as e:
-            return _failing(e)
-
-    def restore_ambient(self) -> None:
-        """After a user's function, which may have changed what is not its own."""
-        if self._ambient:
-            self._applied.apply(self._ambients[self._ambient])
-
-    def _define_entry(self, definition: wire.EntryDef) -> None:
-        template = self._templates[definition.template]
+    def _make_entry(self, definition: wire.EntryDef, template: calls.Template) -> calls.Entry:
         entry = calls.make_entry(definition, template, self)
         while len(self._table) <= definition.entry:
             self._table.append(self._unknown)
         self._table[definition.entry] = entry.run
-        self._entries[definition.entry] = entry
+        return entry
+
+    def restore_ambient(self) -> None:
+        """After a user's function, which may have changed what is not its own."""
+        if self._ambient:
+            self._applied.apply(self.known.ambients[self._ambient])
 
     def arm(self, leaf: torch.Tensor, ref: int) -> None:
         """Let a leaf say when a backward pass has accumulated into it."""
@@ -167,9 +131,9 @@ class Engine:
     def _width_at(self, code: list[int], i: int) -> int:
         number = code[i]
         if number >= FIRST_ENTRY:
-            return self._entries[number].width
+            return self.known.entries[number].width
         if number == Op.BACKWARD:
-            return backward.width(self._plans[code[i + 1]])
+            return backward.width(self.known.plans[code[i + 1]])
         return self._width[Op(number)]
 
     def _position(self, code: list[int], i: int) -> int:
@@ -182,9 +146,9 @@ class Engine:
     def _outputs_at(self, code: list[int], i: int) -> list[int]:
         number = code[i]
         if number >= FIRST_ENTRY:
-            return self._entries[number].output_refs(code, i)
+            return self.known.entries[number].output_refs(code, i)
         if number == Op.BACKWARD:
-            return [ref for ref in backward.gradient_refs(self._plans[code[i + 1]], code, i) if ref]
+            return [ref for ref in backward.gradient_refs(self.known.plans[code[i + 1]], code, i) if ref]
         return []
 
     def _failed(self, batch: wire.Batch, i: int, error: BaseException) -> int:
@@ -207,27 +171,27 @@ class Engine:
     def _note_unwritten(self, code: list[int], i: int) -> None:
         """An in-place op that did not run leaves its target as it was; ranks where it did run hold another value."""
         if code[i] >= FIRST_ENTRY:
-            entry = self._entries[code[i]]
+            entry = self.known.entries[code[i]]
             refs = entry.input_refs(code, i)
             self._unwritten.update((refs[k], self._scope) for k in entry.definition.writes)
         elif code[i] == Op.SET_GRAD:
             self._unwritten.add((code[i + 1], self._scope))
         elif code[i] == Op.BACKWARD:
-            added_to = backward.gradient_refs(self._plans[code[i + 1]], code, i, added_to=True)
+            added_to = backward.gradient_refs(self.known.plans[code[i + 1]], code, i, added_to=True)
             self._unwritten.update((ref, self._scope) for ref in added_to if ref)
 
     def _marked_input(self, code: list[int], i: int) -> DependentOnError | None:
         if code[i] < FIRST_ENTRY:
             return None
-        for ref in self._entries[code[i]].input_refs(code, i):
+        for ref in self.known.entries[code[i]].input_refs(code, i):
             value = self.cells.get(ref)
             if type(value) is Failed:
                 return DependentOnError(value.failure)
         return None
 
     def _take_part(self, code: list[int], i: int) -> None:
-        if code[i] >= FIRST_ENTRY and self._entries[code[i]].template.definition.collective:
-            entry = self._entries[code[i]]
+        if code[i] >= FIRST_ENTRY and self.known.entries[code[i]].template.definition.collective:
+            entry = self.known.entries[code[i]]
             zeros = [_zeros(meta) for meta in entry.definition.inputs]
             with torch.no_grad():
                 entry.template.invoke(zeros, [0.0] * entry.template.definition.numbers)
@@ -264,7 +228,7 @@ class Engine:
 
     def set_ambient(self, number: int) -> None:
         if number != self._ambient:
-            self._applied.apply(self._ambients[number])
+            self._applied.apply(self.known.ambients[number])
             self._ambient = number
 
     def _set_grad(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
@@ -274,12 +238,12 @@ class Engine:
         return i + 3
 
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
-        return backward.replay(self, self._plans[code[i + 1]], code, i)
+        return backward.replay(self, self.known.plans[code[i + 1]], code, i)
 
     # --- calls that answer
 
     def learn(self, order: wire.Learn) -> None:
-        template = self._templates[order.template]
+        template = self.known.templates[order.template]
         try:
             inputs = self._begin(order.ident, order.cell, order.scope, order.ambient, order.inputs)
         except DependentOnError as e:
@@ -390,7 +354,7 @@ class Engine:
         self._report(wire.Fetched(order.ident), frames)
 
     def call_and_fetch(self, order: wire.CallAndFetch) -> None:
-        template = self._templates[order.template]
+        template = self.known.templates[order.template]
         try:
             inputs = self._begin(order.ident, order.cell, ONE_PROCESS, order.ambient, order.inputs)
             self.interruptible = True
@@ -418,15 +382,6 @@ class Engine:
         got = describe(gradient)
         if (got.shape, got.dtype, got.layout) != (told.shape, told.dtype, told.layout):
             raise PredictionError(f"a gradient of {got.shape} {got.dtype} came where {told.shape} {told.dtype} did", 0)
-
-
-def _failing(error: Exception) -> Callable[..., Any]:
-    """The call that uses it fails with the reason, at the user's line; the other definitions stand."""
-
-    def fail(*args: Any, **kwargs: Any) -> Any:
-        raise error
-
-    return fail
 
 
 def _zeros(meta: wire.TensorMeta) -> torch.Tensor:

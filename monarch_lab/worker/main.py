@@ -40,7 +40,7 @@ class Worker:
         self._flusher = Flusher(self._streams)
         self._debugger = Debugger(self.report, self._flush)
         failures.own_rank = spec.rank
-        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.meshes))
+        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes))
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed)):

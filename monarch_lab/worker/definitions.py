@@ -1,0 +1,69 @@
+"""What the kernel has defined for the op stream: each has a number, is sent once and never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch_lab.errors import ProtocolError
+from monarch_lab.tensors import naming, payload
+from monarch_lab.wire import engine as wire
+from monarch_lab.worker import calls
+
+
+class Definitions:
+    """By number. ``make_entry`` turns an EntryDef and its template into an Entry (it needs the engine)."""
+
+    def __init__(self, make_entry: Callable[[wire.EntryDef, calls.Template], calls.Entry]) -> None:
+        self.meshes: dict[int, wire.MeshDef] = {}
+        self.templates: dict[int, calls.Template] = {}
+        self.entries: dict[int, calls.Entry] = {}
+        self.ambients: dict[int, dict[str, Any]] = {}
+        self.plans: dict[int, wire.BackwardDef] = {}
+        self._payloads: dict[int, Any] = {}
+        self._make_entry = make_entry
+
+    def add(self, order: wire.Define, frames: Sequence[bytes | memoryview]) -> None:
+        rest = list(frames)
+        for definition in order.definitions:
+            match definition:
+                case wire.TemplateDef():
+                    tree = payload.unpack(rest.pop(0))
+                    function = self._function(definition.function)
+                    self.templates[definition.template] = calls.make_template(definition, function, tree)
+                case wire.EntryDef():
+                    template = self.templates[definition.template]
+                    self.entries[definition.entry] = self._make_entry(definition, template)
+                case wire.AmbientDef():
+                    self.ambients[definition.ambient] = definition.values
+                case wire.PayloadDef():
+                    payload.remember_sources(definition.sources)
+                    taken, rest = rest[: definition.frames], rest[definition.frames :]
+                    if taken:  # without frames: sources alone
+                        self._payloads[definition.payload] = _opened(taken)
+                case wire.MeshDef():
+                    self.meshes[definition.mesh] = definition
+                case wire.BackwardDef():
+                    self.plans[definition.plan] = definition
+
+    def _function(self, name: str) -> Any:
+        try:
+            return naming.resolve(name, self._payloads)
+        except ProtocolError as e:
+            return _failing(e)
+
+
+def _opened(frames: Sequence[bytes | memoryview]) -> Any:
+    try:
+        return payload.loads(frames)
+    except Exception as e:
+        return _failing(e)
+
+
+def _failing(error: Exception) -> Callable[..., Any]:
+    """The call that uses it fails with the reason, at the user's line; the other definitions stand."""
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail
