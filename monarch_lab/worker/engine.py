@@ -258,7 +258,9 @@ class Engine:
             self.touched.clear()
             invoke = self._guarded(template.invoke, order.ident) if template.opaque else template.invoke
             self.interruptible = True
-            answer, tensors, values = learning.learn(order.ident, invoke, inputs, order.numbers)
+            answer, tensors, values = learning.learn(
+                order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
+            )
             self.interruptible = False
             frames = [payload.pack(v, tensors=False)[0] for v in values]
             answer = self._with_gradients(answer, order.first_out)

@@ -7,6 +7,7 @@ dependent or dynamic in shape, a layout other than strided, or a Python value in
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -183,12 +184,18 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def learn(
-    ident: int, invoke: Callable[..., Any], inputs: list[Any], numbers: list[Any]
+    ident: int, invoke: Callable[..., Any], inputs: list[Any], numbers: list[Any], *, has_out: bool = False
 ) -> tuple[Learned, list[torch.Tensor], list[Any]]:
-    """Runs the call. Returns the answer, the tensors of the result in its order, and its Python values."""
+    """Runs the call. Returns the answer, the tensors of the result in its order, and its Python values.
+
+    ``has_out``: with out=, which torch does not write for every function while a dispatch mode is on
+    (linalg.matrix_rank in 2.13). Such a call is not watched: it may draw random numbers, and if its result's shape
+    hangs on values, the check of later calls finds out.
+    """
     before: list[TensorMeta] = [describe(t) for t in inputs]
     versions = [_version(t) for t in inputs]
-    with Watch() as watch:
+    watch = Watch()
+    with nullcontext() if has_out else watch:
         result = invoke(inputs, numbers)
     tensors: list[torch.Tensor] = []
     values: list[Any] = []
@@ -207,6 +214,8 @@ def learn(
                 alias = next((-2 - j for j in range(k) if _storage(tensors[j]) == storage), -1)
         keeps.append(keep)
         aliases.append(alias)
+    if has_out:  # in inference mode nothing counts the writes
+        watch.written.update(s for k in keeps if k >= 0 and (s := input_storage[k]) is not None)
     metas = [describe(t) for t in tensors]
     after = [(k, meta) for k, t in enumerate(inputs) if (meta := describe(t)) != before[k]]
     mutated = [k for k, t in enumerate(inputs) if versions[k] != _version(t) or input_storage[k] in watch.written]
@@ -220,7 +229,7 @@ def learn(
         after=after,
         mutated=mutated,
         dynamic=watch.dynamic or odd or bool(values),
-        random=watch.random,
+        random=watch.random or has_out,
         private=watch.private,
     )
     return answer, tensors, values
