@@ -30,7 +30,9 @@ lab: $(VENV)/.stamp-user
 env: $(VENV)/.stamp-dev
 
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "not soak" $(ARGS)
+	$(BIN)/python -m pytest -m "not soak" --ignore=tests/browser $(ARGS)
+	@# Playwright keeps an event loop running on the main thread, where other tests start theirs.
+	$(BIN)/python -m pytest -m "not soak" tests/browser $(ARGS)
 
 soak: $(VENV)/.stamp-dev
 	$(BIN)/python -m pytest -m soak --timeout=0 $(ARGS)

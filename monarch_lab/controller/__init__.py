@@ -14,6 +14,7 @@ prompts.py    debuggers that wait        flusher.py    sends what has waited
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
+interrupts.py a Ctrl-C that was dropped
 """
 
 from __future__ import annotations

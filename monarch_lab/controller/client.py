@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
@@ -173,8 +173,10 @@ class Client:
 
     def flush_if_full(self) -> None:
         """After an op, without the lock: may wait for workers that are far behind."""
-        if len(self.where) >= self.flush_ops and self.flush():
-            self._hold_back()
+        if len(self.where) >= self.flush_ops:
+            interrupts.raise_lost()
+            if self.flush():
+                self._hold_back()
 
     def _flush_held(self) -> bool:
         if self.dead:
@@ -310,6 +312,7 @@ class Client:
                     raise TimeoutError(f'no answer from mesh "{self.name}" in time')
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
+                interrupts.raise_lost()
                 if self._prompts:
                     self._prompts.serve(self.front or get_default_front())
         except KeyboardInterrupt:

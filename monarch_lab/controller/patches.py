@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-import signal
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,13 +16,12 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import mode
+from monarch_lab.controller import interrupts, mode
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.state import active_mesh
 
-_AGAIN_S = 0.002  # until a lost Ctrl-C is raised again: longer than a destructor takes
 _installed = False
 _GET_STATE = Named("monarch_lab.worker.randomness.get_state", shown="torch.get_rng_state")
 _SET_STATE = Named("monarch_lab.worker.randomness.set_state", shown="torch.set_rng_state")
@@ -44,7 +40,7 @@ def install() -> None:
     _patch_threads()
     _patch_saved_tensors_hooks()
     _patch_compile()
-    _keep_interrupts()
+    interrupts.install()
     os.register_at_fork(after_in_child=_disarm)
 
 
@@ -213,26 +209,6 @@ def _patch_compile() -> None:
         return guarded
 
     torch.compile = compile
-
-
-def _keep_interrupts() -> None:
-    """A Ctrl-C that comes while a handle dies would be lost: Python drops what is raised in a destructor or a weak
-    reference's callback, of which each op runs some. Raise it again."""
-    before = sys.unraisablehook
-
-    def hook(lost: Any) -> None:
-        if lost.exc_type is KeyboardInterrupt:
-            # Not from here: what a hook raises is dropped as well.
-            threading.Thread(target=_interrupt_main, daemon=True).start()
-        else:
-            before(lost)
-
-    sys.unraisablehook = hook
-
-
-def _interrupt_main() -> None:
-    time.sleep(_AGAIN_S)
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _disarm() -> None:

@@ -82,3 +82,13 @@ def test_a_shutdown_of_the_kernel_leaves_no_process() -> None:
     with Kernel() as kernel:
         mark = _started(kernel)
     assert _wait_gone(mark) == []
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("turn", range(20))
+def test_kill_9_leaves_no_process_twenty_times(turn: int) -> None:
+    with Kernel() as kernel:
+        mark = _started(kernel)
+        kernel.start(BUSY if turn % 2 else "1")
+        kernel.kill()
+        assert _wait_gone(mark) == []

@@ -86,6 +86,9 @@ class FakeMesh:
         active.append(self)
         return self._active()
 
+    def interrupt(self) -> None:
+        self.client.stop_cell()
+
     def die(self, note: str) -> None:
         self.state, self.note = "dead", note
 
