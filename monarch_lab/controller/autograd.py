@@ -176,7 +176,11 @@ def _learn(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
         pending = client.request(make, mesh.ranks_key)
-    client.wait(pending)
+    try:
+        client.wait(pending)
+    except KeyboardInterrupt:
+        _put_back(client, mesh)
+        raise
     bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
     if bad:
         _take_back(client, mesh, [m for m, _ in pending.replies.values() if isinstance(m, wire.BackwardLearned)])
@@ -197,6 +201,16 @@ def _learn(
         with client.lock:
             client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
         client.cache.keep_plan(key, plan)
+
+
+def _put_back(client: Any, mesh: Any) -> None:
+    """After a Ctrl-C while a pass was learned, run or not: the leaves get the gradients that are known here."""
+    with client.lock, HeldInterrupt():
+        for ref, leaf in list(client.leaves.items()):
+            if leaf._ref.mesh is mesh:
+                client.use_scope(mesh)
+                client.where.append(locations.here(3))
+                client.code.extend((Op.SET_GRAD, ref, 0 if leaf._grad is None else leaf._grad._ref.id))
 
 
 def _take_back(client: Any, mesh: Any, answers: Sequence[wire.BackwardLearned]) -> None:

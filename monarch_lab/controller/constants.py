@@ -96,6 +96,12 @@ def _is_in_place(name: str) -> bool:
     return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
 
 
+def may_write(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call's name says that it writes to an input."""
+    name = getattr(func, "__name__", "")
+    return _is_in_place(name) or name in ("__setitem__", "__set__") or "out" in kwargs
+
+
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Any) -> tuple[bool, Any]:
     kind = scanning.constant_class
 

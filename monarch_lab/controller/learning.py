@@ -6,6 +6,8 @@ error, by rank.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.autograd import forward_ad
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.cache import Entry
+from monarch_lab.controller.constants import may_write
 from monarch_lab.controller.dispatch import build, finish, make_handle
 from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
@@ -83,7 +86,26 @@ def learn(call: Call) -> Any:
     with client.lock:
         client.define_ambient(call.ambient, ambient_values(call.ambient))
         pending = client.request(make, call.mesh.ranks_key)
-    client.wait(pending)
+    try:
+        client.wait(pending)
+    except KeyboardInterrupt:
+        if len(pending.replies) == len(call.mesh.ranks_key):
+            with contextlib.suppress(Exception, KeyboardInterrupt):
+                _conclude(call, template, pending)  # it has run: what it did to its inputs is to be known
+        elif may_write(call.func, call.kwargs):
+            _no_longer_equal(call, range(len(call.tensors)))
+        raise
+    return _conclude(call, template, pending)
+
+
+def _no_longer_equal(call: Call, indices: Iterable[int]) -> None:
+    for k in indices:
+        (call.tensors[k]._store or call.tensors[k]._ref).equal = 0
+
+
+def _conclude(call: Call, template: int, pending: Pending) -> Any:
+    """Every rank has answered: make the handles, keep what was learned, or raise what failed."""
+    client = call.mesh.client
     answers = _answers(call, pending)
     first = answers[min(answers)][0]
     entry = _entry(call, template, first)
@@ -177,7 +199,11 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
         first, frames = good[min(good)]
         if all(m == first and list(map(bytes, f)) == list(map(bytes, frames)) for m, f in good.values()):
             return good
+    for failed in bad.values():
+        _no_longer_equal(call, failed.written)
     for message, _ in good.values():
+        if bad:
+            _no_longer_equal(call, message.mutated)
         client.dead.extend(-(message.ident << _OUT_BITS) - k for k, keep in enumerate(message.keeps) if keep == -1)
     if bad:
         raise_learn_failure(client, bad)

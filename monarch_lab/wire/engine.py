@@ -332,9 +332,12 @@ class BackwardLearned(Message, frozen=True):
 
 
 class LearnFailed(Message, frozen=True):
+    """``dependent``: an input had failed before. ``written``: inputs that were written before it failed."""
+
     ident: int
     failure: Failure
-    dependent: bool = False  # an input had failed before
+    dependent: bool = False
+    written: list[int] = []
 
 
 class Fetched(Message, frozen=True):

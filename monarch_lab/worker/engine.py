@@ -256,6 +256,7 @@ class Engine:
             return
         try:
             self.touched.clear()
+            versions = [learning.version(t) for t in inputs]
             invoke = self._guarded(template.invoke, order.ident) if template.opaque else template.invoke
             self.interruptible = True
             answer, tensors, values = learning.learn(
@@ -266,7 +267,8 @@ class Engine:
             answer = self._with_gradients(answer, order.first_out)
         except BaseException as e:
             self.interruptible = False
-            self._report(wire.LearnFailed(order.ident, describe_error(e)))
+            written = [k for k, t in enumerate(inputs) if learning.version(t) != versions[k]]
+            self._report(wire.LearnFailed(order.ident, describe_error(e), written=written))
             return
         for k, (tensor, keep) in enumerate(zip(tensors, answer.keeps, strict=True)):
             if keep == -1:

@@ -176,7 +176,7 @@ def _storage(tensor: torch.Tensor) -> int | None:
         return None  # sparse and other layouts without one storage
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version(tensor: torch.Tensor) -> int:
     try:
         return tensor._version
     except RuntimeError:
@@ -193,7 +193,7 @@ def learn(
     hangs on values, the check of later calls finds out.
     """
     before: list[TensorMeta] = [describe(t) for t in inputs]
-    versions = [_version(t) for t in inputs]
+    versions = [version(t) for t in inputs]
     watch = Watch()
     with nullcontext() if has_out else watch:
         result = invoke(inputs, numbers)
@@ -218,7 +218,7 @@ def learn(
         watch.written.update(s for k in keeps if k >= 0 and (s := input_storage[k]) is not None)
     metas = [describe(t) for t in tensors]
     after = [(k, meta) for k, t in enumerate(inputs) if (meta := describe(t)) != before[k]]
-    mutated = [k for k, t in enumerate(inputs) if versions[k] != _version(t) or input_storage[k] in watch.written]
+    mutated = [k for k, t in enumerate(inputs) if versions[k] != version(t) or input_storage[k] in watch.written]
     odd = any(m.layout != "strided" for m in (*before, *metas))
     answer = Learned(
         ident=ident,
