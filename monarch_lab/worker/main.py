@@ -63,8 +63,9 @@ class Worker:
 
     def _on_sigint(self, number: int, frame: Any) -> None:
         engine = self.engine
-        if engine.interruptible and (engine.in_user_code or self._hard):
-            engine.interruptible = engine.in_user_code = self._hard = False
+        hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
+        if engine.interruptible and (engine.in_user_code or hard):
+            engine.interruptible = engine.in_user_code = False
             raise KeyboardInterrupt
 
     def _on_control(self, header: bytes) -> None:
