@@ -61,6 +61,8 @@ class Client:
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.varied_mesh: Any = None
         self.flush_ops = _FIRST_FLUSH_OPS
+        self.due = False  # it is time to see how far the workers are behind
+        self._reported = 0  # the last batch that every rank reports
         self.urgent = False  # a large value has died: its delete goes out with the next op
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
@@ -147,13 +149,14 @@ class Client:
     # --- definitions, sent before what uses them
 
     def define(self, definition: wire.Definition, frames: Sequence[bytes | memoryview] = ()) -> None:
-        self._definitions.append(definition)
-        self._definition_frames.extend(frames)
+        with HeldInterrupt():  # frames belong to their definition
+            self._definitions.append(definition)
+            self._definition_frames.extend(frames)
 
     def define_ambient(self, ambient: int, values: dict[str, Any]) -> None:
         if ambient not in self._known_ambients:
-            self._known_ambients.add(ambient)
             self.define(wire.AmbientDef(ambient, values))
+            self._known_ambients.add(ambient)
 
     # --- sending; each caller holds the lock
 
@@ -165,27 +168,29 @@ class Client:
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
 
-    def flush(self) -> bool:
-        """Send what is buffered. Whether it is time to see how far the workers are behind."""
+    def flush(self) -> None:
+        """Send what is buffered."""
         # A Ctrl-C between taking and sending would lose ops that later ones use.
         with self.lock, HeldInterrupt():
-            return self._flush_held()
+            self._flush_held()
 
     def flush_if_full(self) -> None:
         """After an op, without the lock: may wait for workers that are far behind."""
         if len(self.where) >= self.flush_ops:
             interrupts.raise_lost()
-            if self.flush():
-                self._hold_back()
+            self.flush()
+        if self.due:
+            self.due = False
+            self._hold_back()
 
-    def _flush_held(self) -> bool:
+    def _flush_held(self) -> None:
         if self.dead:
             self.drain_dead()
         if not self.code:
-            return False
+            return
         ranks = self.scope
         self.batch += 1
-        due = self.batch % self.settings.engine.report_every_batches == 0
+        due = self.batch - self._reported >= self.settings.engine.report_every_batches
         report = due and self._everywhere(ranks)
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
@@ -194,6 +199,8 @@ class Client:
         self.ops += len(self.where)
         self.code, self.numbers, self.where, self.ambient = [], [], [], -1
         self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
+        if report:
+            self._reported = self.batch
         self._send(ranks, encode(batch))
         if self._elsewhere:
             self.batch += 1
@@ -201,7 +208,7 @@ class Client:
             self._elsewhere = []
         if due and not report:
             self._send_mark()
-        return due
+        self.due = self.due or due
 
     def let_go_large(self, ref: int) -> None:
         """The last handle of a large value died. Any thread."""
@@ -233,6 +240,7 @@ class Client:
     def _send_mark(self) -> int:
         """An empty batch that every rank reports: completion is the same number everywhere."""
         self.batch += 1
+        self._reported = self.batch
         self._send(None, encode(wire.Batch(self.batch, self.cell, 0, [], [], True)))
         return self.batch
 
@@ -271,9 +279,10 @@ class Client:
         with self.lock:
             self.flush()
             self.check_alive(ranks)
-            ident = self._last_ident = next(self._idents)
-            pending = self._pending[ident] = Pending(ranks)
-            self._send(tuple(ranks), encode(make(ident)), frames)
+            with HeldInterrupt():
+                ident = self._last_ident = next(self._idents)
+                pending = self._pending[ident] = Pending(ranks)
+                self._send(tuple(ranks), encode(make(ident)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)

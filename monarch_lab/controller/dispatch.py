@@ -237,7 +237,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             where = client.where
             where.append(_here(2))
             client.code += (entry.number, ref.id, far.id, out)
-        if len(where) >= client.flush_ops:
+        if client.due or len(where) >= client.flush_ops:
             client.flush_if_full()
         meta = entry.single
         handle = _wrapper(handle_class, *meta.wrapper)

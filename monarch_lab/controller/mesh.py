@@ -298,10 +298,11 @@ class DeviceMesh:
         """The number under which the workers know this mesh."""
         if not self._number:
             with self.client.lock:
-                self._number = self._owner.next_number()
+                number = self._owner.next_number()
                 self.client.define(
-                    wire.MeshDef(self._number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
+                    wire.MeshDef(number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
                 )
+                self._number = number
         return self._number
 
     # --- life

@@ -99,9 +99,10 @@ class RemoteFunction:
         known = client.payloads
         number = known.get(digest.digest())
         if number is None:
-            number = known[digest.digest()] = len(known) + 1
             with client.lock:
+                number = len(known) + 1
                 client.define(wire.PayloadDef(number, len(frames), sources), frames)
+                known[digest.digest()] = number
         self._sent[client], self._numbers[client] = mark, number
         return f"payload:{number}"
 

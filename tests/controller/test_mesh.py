@@ -201,3 +201,18 @@ def test_a_mesh_says_what_it_is(mesh: Any) -> None:
     assert mesh.ndim == 2 and mesh.names == ("host", "gpu") and mesh.sizes == {"host": 1, "gpu": 2}
     assert "rank 1" in repr(mesh.slice(host=0, gpu=1))
     assert mesh.state == "live" and mesh.status().name == mesh.name
+
+
+def test_ops_that_go_back_and_forth_between_parts_stay_within_reach(mesh: Any) -> None:
+    """Each change of the scope sends a batch: the workers' reports must keep up, or nothing bounds what is sent."""
+    client = mesh.client
+    parts = [mesh.slice(gpu=k) for k in range(2)]
+    values = [part.replicate(torch.ones(2)) for part in parts]
+    furthest = 0
+    for _ in range(300):
+        values = [v + 1 for v in values]
+        furthest = max(furthest, client.batch - min(client._done.values()))
+    mesh.sync()
+    assert furthest <= client.settings.engine.max_batches_in_flight + 3 * client.settings.engine.report_every_batches
+    assert not client._issued
+    assert [ml.inspect(v).tolist() for v in values] == [[301, 301], [301, 301]]
