@@ -112,6 +112,10 @@ class ProcessInfo:
                 return replace(self, state=state, last_lines=event.text)
         return replace(self, state=state)
 
+    def successor(self, process: int) -> ProcessInfo:
+        """The first snapshot of another process under the same rank."""
+        return ProcessInfo(self.rank, process, self.host, self.label, self.stdout_path, self.stderr_path)
+
     @property
     def is_live(self) -> bool:
         return self.state in LIVE

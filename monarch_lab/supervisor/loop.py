@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import zmq
+from msgspec import structs
 
 from monarch_lab.config import MARK_VARIABLE, Settings
 from monarch_lab.errors import ClosedError, ProtocolError
@@ -90,6 +91,8 @@ class SupervisorLoop:
         self._welcome = encode(Welcome(spec.key))
         self._orders_lock = threading.Lock()  # guards _orders
         self._to_agent: deque[Message] = deque()
+        self._to_replace: deque[int] = deque()  # ranks whose process has ended and shall have another
+        self._changed = threading.Condition()  # told when processes change
         self._doorbell = Doorbell()
         self._stop_asked = threading.Event()
         self._agent: AgentProcess | None = None
@@ -108,6 +111,9 @@ class SupervisorLoop:
         self._reports = self._context.socket(zmq.ROUTER)
         for socket, where in ((self._orders, self._spec.orders), (self._reports, self._spec.reports)):
             configure(socket, 0)
+            if socket is self._orders:
+                # Each subscription is told, also one to a topic whose last subscriber's end was not noticed yet.
+                socket.setsockopt(zmq.XPUB_VERBOSE, 1)
             bind_private(socket, where)
         self._orders_fd = self._orders.getsockopt(zmq.FD)
         self._agent, self._lifeline = start_agent()
@@ -128,6 +134,16 @@ class SupervisorLoop:
     def order_agent(self, message: Message) -> None:
         self._to_agent.append(message)
         self._doorbell.ring()
+
+    def replace(self, rank: int) -> None:
+        """Ask for another process under a rank whose own has ended."""
+        self._to_replace.append(rank)
+        self._doorbell.ring()
+
+    def wait_processes(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Until ``done()``, which is asked whenever a process has changed; what it said last."""
+        with self._changed:
+            return self._changed.wait_for(done, max(0.0, timeout))
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
@@ -179,6 +195,7 @@ class SupervisorLoop:
             self._doorbell.answer()
             quiet = not self._read_reports() if self._reports in ready else True
             self._take_subscriptions()
+            self._replace_asked()
             self._send_to_agent()
             self._tell_ended(quiet)
             self._check_stage()
@@ -198,6 +215,16 @@ class SupervisorLoop:
     def _send_to_agent(self) -> None:
         while self._to_agent and self._roll.is_agent(AGENT):
             send_frames(self._reports, [AGENT, encode(self._to_agent.popleft())])
+
+    def _replace_asked(self) -> None:
+        while self._to_replace:
+            rank = self._to_replace.popleft()
+            process = max(self._rank_of_process) + 1
+            launch = self._launches[rank] = structs.replace(self._launches[rank], process=process)
+            self._rank_of_process[process] = rank
+            self._roll.expect(rank, process)
+            self._set_processes({**self.processes, rank: self.processes[rank].successor(process)})
+            self._to_agent.append(launch)
 
     def _read_reports(self) -> bool:
         """Take in what is there, up to a round's worth; whether there was anything."""
@@ -295,6 +322,8 @@ class SupervisorLoop:
         fresh = dict(self.processes)
         for used in beat.usage:
             rank = self._rank(used.process)
+            if fresh[rank].process != used.process:
+                continue
             fresh[rank] = replace(fresh[rank], rss_bytes=used.rss_bytes, cpu_s=used.cpu_s, activity=used.state)
         self.processes = fresh
 
@@ -324,7 +353,12 @@ class SupervisorLoop:
         self._tell(self._listener.on_lost, reason)
 
     def _forget_processes(self) -> None:
-        self.processes = {rank: info.after(AgentLost()) for rank, info in self.processes.items()}
+        self._set_processes({rank: info.after(AgentLost()) for rank, info in self.processes.items()})
+
+    def _set_processes(self, processes: dict[int, ProcessInfo]) -> None:
+        with self._changed:
+            self.processes = processes
+            self._changed.notify_all()
 
     # --- stages and snapshots
 
@@ -334,7 +368,7 @@ class SupervisorLoop:
         except ProtocolError as e:
             log.warning("rank %d: %s", rank, e)
             return
-        self.processes = {**self.processes, rank: info}
+        self._set_processes({**self.processes, rank: info})
         self._tell(self._listener.on_process, info)
 
     def _check_stage(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from monarch_lab.config import Settings
 from monarch_lab.errors import ClosedError, InternalError, LaunchError
 from monarch_lab.supervisor.agent_process import AgentProcess, launch_agent
 from monarch_lab.supervisor.launch import Listener, MeshLaunch
-from monarch_lab.supervisor.lifecycle import ProcessInfo
+from monarch_lab.supervisor.lifecycle import ProcessInfo, ProcessState
 from monarch_lab.supervisor.loop import SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, OnProgress, Progress
 from monarch_lab.transport import platform
@@ -122,6 +123,44 @@ class Supervisor:
         loop = self._started()
         for rank in ranks:
             loop.order_agent(SignalProcess(loop.processes[rank].process, sig, group))
+
+    def restart(self, ranks: Sequence[int]) -> None:
+        """End the processes of these ranks, where they live, and start others; returns when those are ready.
+
+        LaunchError where one does not come up (the rank is then without a process, and may be restarted again) or where
+        the agent, which would start it, is gone. Another rank's process is not touched.
+        """
+        loop, timeouts = self._started(), self._settings.timeouts
+        if loop.start.progress.state is not MeshState.LIVE:
+            raise LaunchError(f"mesh {self._launch.name} has no agent that could start a process")
+        self.signal([rank for rank in ranks if loop.processes[rank].is_live], signal.SIGKILL, group=True)
+        if not loop.wait_processes(lambda: not any(loop.processes[r].is_live for r in ranks), timeouts.stop):
+            left = "; ".join(f"rank {r} (pid {p.pid}, state {p.activity})" for r, p in self._live(ranks))
+            raise LaunchError(f"{left} did not end within {timeouts.stop:g} s of SIGKILL")
+        before = {rank: loop.processes[rank].process for rank in ranks}
+        for rank in ranks:
+            loop.replace(rank)
+
+        def is_over() -> bool:
+            fresh = [loop.processes[rank] for rank in ranks]
+            if any(info.process == before[info.rank] for info in fresh):
+                return loop.start.progress.state is not MeshState.LIVE
+            return all(p.state is ProcessState.READY for p in fresh) or not all(p.is_live for p in fresh)
+
+        try:
+            # The zygote may have died, too: then torch is imported once more.
+            in_time = loop.wait_processes(is_over, timeouts.zygote_ready + timeouts.worker_hello)
+        except BaseException:
+            self.signal(ranks, signal.SIGKILL, group=True)
+            raise
+        missing = [loop.processes[rank] for rank in ranks if loop.processes[rank].state is not ProcessState.READY]
+        if missing:
+            self.signal([info.rank for info in missing], signal.SIGKILL, group=True)
+            told = "; ".join(info.obituary() for info in missing)
+            raise LaunchError(f"{told if in_time else f'no hello in time: {told}'}")
+
+    def _live(self, ranks: Sequence[int]) -> list[tuple[int, ProcessInfo]]:
+        return [(rank, self.processes[rank]) for rank in ranks if self.processes[rank].is_live]
 
     def stop(self) -> None:
         """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
