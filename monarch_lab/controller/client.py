@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import queue
+import signal
 import threading
 import time
 import weakref
@@ -83,7 +84,8 @@ class Client:
         self.batch = 0
         self._issued: dict[int, list[Location]] = {}
         self._issued_at: dict[int, float] = {}
-        self._done: dict[int, int] = dict.fromkeys(range(world), 0)
+        self._done: dict[int, int] = dict.fromkeys(range(world), 0)  # the last batch a rank has reported
+        self._ran: dict[int, int] = dict.fromkeys(range(world), 0)  # and the last one that an answer shows it has run
         self._cell_numbers = itertools.count(1)
         self._idents = itertools.count(1)
         self._last_ident = 0
@@ -92,11 +94,15 @@ class Client:
         self._definitions: list[wire.Definition] = []
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
+        self._defined: list[
+            tuple[list[wire.Definition], list[bytes | memoryview]]
+        ] = []  # for processes that come later
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._stopped_batch = -1
         self._gone: dict[int, ProcessInfo] = {}
+        self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._lost = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
@@ -119,26 +125,57 @@ class Client:
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
-    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
-        """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
+    def check_open(self) -> None:
+        """Raises ClosedError where its owner has stopped it."""
         if self.state == "closed":
             raise ClosedError(f'mesh "{self.name}" was stopped: start another with %mesh start')
+
+    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
+        self.check_open()
         if self._lost:
             raise DeviceException(
-                f'mesh "{self.name}" is dead: {self._lost}; start another with %mesh start', tuple(range(self.world))
+                f'mesh "{self.name}" is dead: {self._lost}; %mesh restart gives it other processes',
+                tuple(range(self.world)),
             )
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
         if gone:
             told = "; ".join(p.obituary() for p in gone.values())
+            listed = ",".join(map(str, sorted(gone)))
             raise DeviceException(
                 f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
-                "%mesh start begins afresh",
+                f"%mesh restart --ranks {listed} brings it back",
                 tuple(sorted(gone)),
             )
 
     @property
     def alive(self) -> list[int]:
         return [] if self._lost else [r for r in range(self.world) if r not in self._gone]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent is gone, and every process with it."""
+        return bool(self._lost)
+
+    def kill(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """SIGKILL; the ranks that had a process."""
+        there = tuple(rank for rank in ranks if not self.is_gone(rank))
+        self.supervisor.signal(there, signal.SIGKILL, group=True)
+        return there
+
+    def take_back(self, ranks: Sequence[int]) -> None:
+        """Other processes have these ranks: they learn what was defined, and are waited for from now on.
+
+        The caller holds the lock.
+        """
+        with HeldInterrupt():
+            for definitions, payloads in self._defined:
+                self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            for rank in ranks:
+                self._done[rank] = self._ran[rank] = self.batch
+                self._gone.pop(rank, None)
+            self._lost = ""
+            self.note = "; ".join(p.obituary() for p in self._gone.values())
 
     @property
     def supervisor(self) -> Supervisor:
@@ -164,7 +201,7 @@ class Client:
         """The following ops are for this mesh: what is buffered for another goes out first."""
         if mesh.ranks_key is not self.scope:
             self.flush()
-            self.check_alive(mesh.ranks_key)
+            mesh.check_alive()
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
 
@@ -234,6 +271,7 @@ class Client:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
+            self._defined.append((definitions, payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
         self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
@@ -281,7 +319,7 @@ class Client:
             self.check_alive(ranks)
             with HeldInterrupt():
                 ident = self._last_ident = next(self._idents)
-                pending = self._pending[ident] = Pending(ranks)
+                pending = self._pending[ident] = Pending(ranks, self.batch)
                 self._send(tuple(ranks), encode(make(ident)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
@@ -456,12 +494,14 @@ class Client:
             case _:
                 asked = self._pending.get(message.ident)
                 if asked is not None:
+                    self._ran[rank] = max(self._ran[rank], asked.after)
                     asked.fill(rank, message, frames[1:])
                     if asked.done:
                         self._pending.pop(message.ident, None)
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
         self._done[rank] = message.batch
+        self._ran[rank] = max(self._ran[rank], message.batch)
         self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
@@ -478,24 +518,35 @@ class Client:
         if not process.is_live and self.state == "live":
             self._gone[process.rank] = process
             self.note = process.obituary()
-            front = self.front or get_default_front()
-            front.output(self.cell, process.rank, process.label, "stderr", f"{self.note}\n")
+            if process.rank not in self.ending:
+                self._tell_end(process)
             self._give_up(process.rank)
+
+    def _tell_end(self, process: ProcessInfo) -> None:
+        """One message, at once, in the cell that runs."""
+        op, _, _ = self.oldest_op(process.rank)
+        text = process.obituary(f"; it had not reported {op}" if op else "")
+        front = self.front or get_default_front()
+        front.output(self.cell, process.rank, process.label, "stderr", f"{text}\n")
 
     def on_lost(self, reason: str) -> None:
         self._lost = self.note = reason
+        if self.state == "live":
+            text = f'mesh "{self.name}": {reason}, and every process with it; %mesh restart gives it others\n'
+            (self.front or get_default_front()).output(self.cell, 0, self.name, "stderr", text)
         for rank in range(self.world):
             self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
+        self._prompts.forget(rank)
         for pending in [*self._pending.values(), *(p for _, p in list(self._marks))]:
             pending.give_up(rank)
 
     # --- for displays
 
     def oldest_op(self, rank: int) -> tuple[str, float, int]:
-        """(line of the oldest op a rank has not reported, its age in seconds, number of ops not reported)."""
-        done = self._done.get(rank, 0)
+        """(line of the oldest op a rank may not have run, seconds since it was sent, number of such ops)."""
+        done = self._ran.get(rank, 0)
         waiting = sorted(n for n in list(self._issued) if n > done)
         if not waiting:
             return "", 0.0, 0
