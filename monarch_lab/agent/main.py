@@ -235,8 +235,8 @@ class Agent:
         self._zygote.close()
         text = last_lines(self._zygote_log) or "the zygote ended without a word"
         log.error("the zygote has ended: %s", text)
+        self._say(ZygoteFailed(text))
         if before is ZygoteState.IMPORTING:
-            self._say(ZygoteFailed(text))
             while self._waiting:
                 self._say(ProcessNotStarted(self._waiting.popleft().process, text))
         elif before is ZygoteState.FORKING and self._waiting:
@@ -273,27 +273,28 @@ class Agent:
         return None
 
     def _worker_spec(self, order: LaunchWorker) -> WorkerSpec:
-        spec = self._spec
+        spec, mesh = self._spec, order.mesh
         return WorkerSpec(
-            mesh=spec.mesh,
+            mesh=mesh.name,
             rank=order.rank,
-            world_size=spec.world_size,
+            world_size=mesh.world_size,
             local_rank=order.local_rank,
             local_world_size=order.local_world_size,
             host=order.host,
-            device=spec.device,
+            device=mesh.device,
             key=spec.key,
             agent_pid=os.getpid(),
             kernel_pid=spec.kernel_pid,
             orders=spec.orders,
             reports=spec.reports,
             rendezvous=spec.rendezvous,
-            seed=spec.seed,
+            seed=mesh.seed,
             env=order.env,
             stdout_path=order.stdout_path,
             stderr_path=order.stderr_path,
-            python_path=spec.python_path,
-            cwd=spec.cwd,
+            python_path=mesh.python_path,
+            cwd=mesh.cwd,
+            without=order.without,
             process=order.process,
             worker_module=spec.worker_module,
             hello_s=spec.worker_hello_s,

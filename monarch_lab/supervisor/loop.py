@@ -13,13 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import zmq
 from msgspec import structs
 
 from monarch_lab.config import MARK_VARIABLE, Settings
-from monarch_lab.errors import ClosedError, ProtocolError
+from monarch_lab.errors import ClosedError, LaunchError, ProtocolError
 from monarch_lab.supervisor.agent_process import AgentProcess
 from monarch_lab.supervisor.launch import Listener
 from monarch_lab.supervisor.lifecycle import (
@@ -67,27 +67,34 @@ _QUIET_AT_LATEST_S = 0.05
 _MESSAGES_A_ROUND = 256
 
 
-class SupervisorLoop:
-    """Made with the spec of the agent; ``open`` and ``start`` bring it to life, ``ask_to_stop`` ends it."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The workers of a mesh, by rank, and who is told of them."""
 
-    def __init__(
-        self,
-        spec: AgentSpec,
-        launches: dict[int, LaunchWorker],
-        processes: dict[int, ProcessInfo],
-        settings: Settings,
-        listener: Listener,
-    ) -> None:
-        self.processes = processes  # by rank; replaced as a whole
+    name: str
+    launches: dict[int, LaunchWorker]
+    processes: dict[int, ProcessInfo]
+    listener: Listener
+
+
+class SupervisorLoop:
+    """Made with the agent's spec; ``open`` brings it to life, ``launch`` gives it workers, ``ask_to_stop`` ends it.
+
+    ``name`` is the mesh's in messages, until a plan brings another.
+    """
+
+    def __init__(self, spec: AgentSpec, settings: Settings, name: str) -> None:
+        self.processes: dict[int, ProcessInfo] = {}  # by rank; replaced as a whole
         self.start = StartClock(settings.timeouts)
+        self.name = name
         self._spec = spec
-        self._launches = launches
         self._timeouts = settings.timeouts
-        self._listener = listener
+        self._plans: deque[Plan] = deque()
+        self._plan_taken = threading.Event()
+        self._listener: Listener | None = None
         self._roll = Roll(spec.key)
-        self._rank_of_process = {launch.process: rank for rank, launch in launches.items()}
-        for rank, launch in launches.items():
-            self._roll.expect(rank, launch.process)
+        self._launches: dict[int, LaunchWorker] = {}
+        self._rank_of_process: dict[int, int] = {}
         self._welcome = encode(Welcome(spec.key))
         self._orders_lock = threading.Lock()  # guards _orders
         self._to_agent: deque[Message] = deque()
@@ -99,7 +106,7 @@ class SupervisorLoop:
         self._lifeline = -1
         self._ended: list[ProcessExited] = []
         self._ended_by = float("inf")
-        self._thread = threading.Thread(target=self._run, name=f"supervisor {spec.mesh}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
         self._context: zmq.Context | None = None
 
     # --- any thread
@@ -120,11 +127,19 @@ class SupervisorLoop:
         self.start.enter(Stage.AGENT, 1, time.monotonic())
         self._thread.start()
 
+    def launch(self, plan: Plan) -> None:
+        """Have its workers started, as soon as the agent can; returns once ``processes`` holds them. Once."""
+        self._plans.append(plan)
+        self._doorbell.ring()
+        # The thread takes it at once, but for one that ends in this very moment.
+        if self.start.progress.state is not MeshState.STARTING or not self._plan_taken.wait(self._timeouts.stop_grace):
+            raise LaunchError(f"mesh {plan.name} cannot start: {self.start.progress}")
+
     def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
         """Send on the order socket, topic first. Never blocks: nothing limits the queue."""
         with self._orders_lock:
             if self._orders is None:
-                raise ClosedError(f"mesh {self._spec.mesh} is closed")
+                raise ClosedError(f"mesh {self.name} is closed")
             for message in messages:
                 send_frames(self._orders, message)
             waiting = is_readable(self._orders)
@@ -176,7 +191,7 @@ class SupervisorLoop:
             self._serve()
             self._stop_agent()
         except Exception as e:
-            log.exception("the supervisor of mesh %s failed", self._spec.mesh)
+            log.exception("the supervisor of mesh %s failed", self.name)
             self.start.fail_start(f"the supervisor failed: {e!r}; please report it with the log")
             self._lose_agent(f"the supervisor failed: {e!r}")
             if self._agent is not None:
@@ -193,6 +208,7 @@ class SupervisorLoop:
         while not self._stop_asked.is_set():
             ready = dict(poller.poll(self._wait_ms()))
             self._doorbell.answer()
+            self._take_plan()
             quiet = not self._read_reports() if self._reports in ready else True
             self._take_subscriptions()
             self._replace_asked()
@@ -202,6 +218,23 @@ class SupervisorLoop:
             if self._agent.end_fd in ready or (self._agent.end_fd is None and self._agent.has_ended()):
                 self._handle_agent_end()
                 self._stop_asked.wait()
+
+    def _take_plan(self) -> None:
+        if not self._plans:
+            return
+        plan = self._plans.popleft()
+        self.name = plan.name
+        self._thread.name = f"supervisor {plan.name}"
+        self._listener = plan.listener
+        self._rank_of_process = {launch.process: rank for rank, launch in plan.launches.items()}
+        for rank, launch in plan.launches.items():
+            self._roll.expect(rank, launch.process)
+        self._launches = dict(plan.launches)
+        self._set_processes(plan.processes)
+        if self.start.progress.stage is Stage.IDLE:
+            self.start.enter(Stage.WORKERS, len(plan.processes), time.monotonic())
+        self._to_agent.extend(plan.launches.values())
+        self._plan_taken.set()
 
     def _wait_ms(self) -> int:
         if self._ended:
@@ -244,7 +277,8 @@ class SupervisorLoop:
             if is_hello(header):
                 self._roll.refuse(identity, f"rank {rank} has said hello before")
                 return
-            self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
+            if self._listener is not None:
+                self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
         elif self._roll.is_agent(identity):
             try:
                 self._handle_agent(_decode_from_agent(parts[0].buffer))
@@ -253,7 +287,7 @@ class SupervisorLoop:
         else:
             match self._roll.admit(identity, len(parts), parts[0].buffer):
                 case AgentHello():
-                    self._to_agent.extendleft([*reversed(self._launches.values()), Welcome(self._spec.key)])
+                    self._to_agent.appendleft(Welcome(self._spec.key))
                     self.start.enter(Stage.IMPORTS, 1, time.monotonic())
                 case Entry() as entry:
                     self._greet(entry)
@@ -291,9 +325,10 @@ class SupervisorLoop:
     def _handle_agent(self, message: Message) -> None:
         match message:
             case ZygoteReady():
-                self.start.enter(Stage.WORKERS, len(self.processes), time.monotonic())
+                stage = Stage.WORKERS if self.processes else Stage.IDLE
+                self.start.enter(stage, len(self.processes), time.monotonic())
             case ZygoteFailed():
-                self.start.fail_start(f"the workers' modules cannot be imported:\n{message.text}")
+                self._note_zygote_end(message.text)
             case ProcessStarted():
                 rank = self._rank(message.process)
                 self._apply(rank, Started(message.pid))
@@ -311,6 +346,14 @@ class SupervisorLoop:
                 self._note_usage(message)
             case AgentStopped() | AgentHello():
                 pass
+
+    def _note_zygote_end(self, text: str) -> None:
+        """Of no effect once there are workers: the agent starts another zygote when one is to be forked."""
+        match self.start.progress.stage:
+            case Stage.IMPORTS:
+                self.start.fail_start(f"the workers' modules cannot be imported:\n{text}")
+            case Stage.IDLE:
+                self.start.fail_start(f"the zygote has ended:\n{text}")
 
     def _rank(self, process: int) -> int:
         try:
@@ -339,6 +382,7 @@ class SupervisorLoop:
 
     def _handle_agent_end(self) -> None:
         assert self._agent is not None
+        self._take_plan()  # who asked in this moment is told what became of it
         while self._read_reports():
             pass
         self._tell_ended(quiet=True)
@@ -350,7 +394,8 @@ class SupervisorLoop:
     def _lose_agent(self, reason: str) -> None:
         self._forget_processes()
         self.start.move(MeshState.FAILED)
-        self._tell(self._listener.on_lost, reason)
+        if self._listener is not None:
+            self._tell(self._listener.on_lost, reason)
 
     def _forget_processes(self) -> None:
         self._set_processes({rank: info.after(AgentLost()) for rank, info in self.processes.items()})
@@ -369,7 +414,8 @@ class SupervisorLoop:
             log.warning("rank %d: %s", rank, e)
             return
         self._set_processes({**self.processes, rank: info})
-        self._tell(self._listener.on_process, info)
+        if self._listener is not None:
+            self._tell(self._listener.on_process, info)
 
     def _check_stage(self) -> None:
         if time.monotonic() >= self.start.due:
@@ -382,7 +428,7 @@ class SupervisorLoop:
             call(*args)
         except Exception:
             # The listener's bug must not cost the mesh its supervisor.
-            log.exception("a listener of mesh %s failed", self._spec.mesh)
+            log.exception("a listener of mesh %s failed", self.name)
 
     # --- the end
 
