@@ -26,9 +26,11 @@ from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
-from monarch_lab.controller.locations import Location
+from monarch_lab.controller.locations import Location, here
+from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
+from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
@@ -82,10 +84,7 @@ class Client:
         self.cell = 0
         self._supervisor: Supervisor | None = None
         self.batch = 0
-        self._issued: dict[int, list[Location]] = {}
-        self._issued_at: dict[int, float] = {}
-        self._done: dict[int, int] = dict.fromkeys(range(world), 0)  # the last batch a rank has reported
-        self._ran: dict[int, int] = dict.fromkeys(range(world), 0)  # and the last one that an answer shows it has run
+        self.progress = Progress(world)
         self._cell_numbers = itertools.count(1)
         self._idents = itertools.count(1)
         self._last_ident = 0
@@ -94,13 +93,17 @@ class Client:
         self._definitions: list[wire.Definition] = []
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
-        self._defined: list[
-            tuple[list[wire.Definition], list[bytes | memoryview]]
-        ] = []  # for processes that come later
+        # Sent before, for processes that come later.
+        self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._stopped_batch = -1
+        asked = settings.controller.operations_per_progress_request
+        self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
+        self._next_look = 0.0
+        self._stuck: dict[int, str] = {}  # ranks that count as failed: why
         self._gone: dict[int, ProcessInfo] = {}
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._lost = ""
@@ -138,6 +141,8 @@ class Client:
                 f'mesh "{self.name}" is dead: {self._lost}; %mesh restart gives it other processes',
                 tuple(range(self.world)),
             )
+        for rank in self._stuck if ranks is None else self._stuck.keys() & set(ranks):
+            raise DeviceException(f'mesh "{self.name}" is dead: {self._stuck[rank]}', (rank,))
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
         if gone:
             told = "; ".join(p.obituary() for p in gone.values())
@@ -150,7 +155,7 @@ class Client:
 
     @property
     def alive(self) -> list[int]:
-        return [] if self._lost else [r for r in range(self.world) if r not in self._gone]
+        return [] if self._lost else [r for r in range(self.world) if r not in self._gone and r not in self._stuck]
 
     @property
     def is_lost(self) -> bool:
@@ -171,9 +176,10 @@ class Client:
         with HeldInterrupt():
             for definitions, payloads in self._defined:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            self.progress.begin_again(ranks, self.batch)
             for rank in ranks:
-                self._done[rank] = self._ran[rank] = self.batch
                 self._gone.pop(rank, None)
+                self._stuck.pop(rank, None)
             self._lost = ""
             self.note = "; ".join(p.obituary() for p in self._gone.values())
 
@@ -227,12 +233,11 @@ class Client:
             return
         ranks = self.scope
         self.batch += 1
-        due = self.batch - self._reported >= self.settings.engine.report_every_batches
+        due = self.batch - self._reported >= self._report_every
         report = due and self._everywhere(ranks)
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
-            self._issued[self.batch] = self.where
-            self._issued_at[self.batch] = time.monotonic()
+            self.progress.note_batch(self.batch, self.where)
         self.ops += len(self.where)
         self.code, self.numbers, self.where, self.ambient = [], [], [], -1
         self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
@@ -286,18 +291,18 @@ class Client:
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or min(self._done[r] for r in alive) >= limit or self._prompts.serving:
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._prompts.serving:
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
 
     def _wait_for_mark(self, number: int) -> Pending:
-        pending = Pending(r for r in self.alive if self._done[r] < number)
+        pending = Pending(r for r in self.alive if not self.progress.is_done(r, number))
         self._marks.append((number, pending))
         for rank in list(pending.waiting):  # its report, or its end, may have come in between
             if rank in self._gone:
                 pending.give_up(rank)
-            elif self._done[rank] >= number:
+            elif self.progress.is_done(rank, number):
                 pending.fill(rank, None, [])
         return pending
 
@@ -320,6 +325,7 @@ class Client:
             with HeldInterrupt():
                 ident = self._last_ident = next(self._idents)
                 pending = self._pending[ident] = Pending(ranks, self.batch)
+                self.progress.note_call(ident, here(2), pending)
                 self._send(tuple(ranks), encode(make(ident)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
@@ -388,7 +394,7 @@ class Client:
             self.flush()
             if not self.alive:
                 return self.check_alive()
-            if all(self._done[r] >= self.batch for r in self.alive):
+            if all(self.progress.is_done(r, self.batch) for r in self.alive):
                 return  # nothing is outstanding
             pending = self._wait_for_mark(self._send_mark())
         self.wait(pending)
@@ -472,9 +478,7 @@ class Client:
             case wire.Done():
                 self._on_done(rank, message)
             case wire.OpFailed():
-                where = self._issued.get(message.batch, [])
-                location = where[message.position] if message.position < len(where) else None
-                self._failures.add(rank, message, location)
+                self._failures.add(rank, message, self.progress.where(message.batch, message.position))
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
@@ -494,14 +498,13 @@ class Client:
             case _:
                 asked = self._pending.get(message.ident)
                 if asked is not None:
-                    self._ran[rank] = max(self._ran[rank], asked.after)
                     asked.fill(rank, message, frames[1:])
+                    self.progress.note_answer(rank, message.ident, asked)
                     if asked.done:
                         self._pending.pop(message.ident, None)
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
-        self._done[rank] = message.batch
-        self._ran[rank] = max(self._ran[rank], message.batch)
+        self.progress.note_done(rank, message.batch, self.alive)
         self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
@@ -509,10 +512,6 @@ class Client:
                 pending.fill(rank, message, [])
             if pending.done:
                 self._marks.remove(mark)
-        finished = min((self._done[r] for r in self.alive), default=message.batch)
-        for number in [n for n in list(self._issued) if n <= finished]:
-            self._issued.pop(number, None)
-            self._issued_at.pop(number, None)
 
     def on_process(self, process: ProcessInfo) -> None:
         if not process.is_live and self.state == "live":
@@ -524,10 +523,38 @@ class Client:
 
     def _tell_end(self, process: ProcessInfo) -> None:
         """One message, at once, in the cell that runs."""
-        op, _, _ = self.oldest_op(process.rank)
+        op, _, _ = self.progress.oldest(process.rank)
         text = process.obituary(f"; it had not reported {op}" if op else "")
         front = self.front or get_default_front()
         front.output(self.cell, process.rank, process.label, "stderr", f"{text}\n")
+
+    def on_beat(self) -> None:
+        now = time.monotonic()
+        if self.state != "live" or self._lost:
+            return
+        if now >= self._next_look:
+            self._next_look = now + self.settings.controller.progress_check_interval
+            self._ask_progress()
+        facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
+        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+            self._tell_notice(notice)
+
+    def _ask_progress(self) -> None:
+        """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
+        if self.batch > self._reported and self.lock.acquire(blocking=False):
+            try:
+                self._send_mark()
+            finally:
+                self.lock.release()
+
+    def _tell_notice(self, notice: Notice) -> None:
+        self.note = notice.text
+        front = self.front or get_default_front()
+        front.output(self.cell, notice.ranks[0], self.label(notice.ranks[0]), "stderr", f"{notice.text}\n")
+        if notice.is_stuck and self.settings.controller.fail_on_worker_timeout:
+            self._stuck.update(dict.fromkeys(notice.ranks, notice.text))
+            for rank in notice.ranks:
+                self._give_up(rank)
 
     def on_lost(self, reason: str) -> None:
         self._lost = self.note = reason
@@ -539,21 +566,15 @@ class Client:
 
     def _give_up(self, rank: int) -> None:
         self._prompts.forget(rank)
-        for pending in [*self._pending.values(), *(p for _, p in list(self._marks))]:
+        for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
+            if not pending.waiting:
+                self._pending.pop(ident, None)
+                self.progress.forget_call(ident)
+        for _, mark in list(self._marks):
+            mark.give_up(rank)
 
     # --- for displays
-
-    def oldest_op(self, rank: int) -> tuple[str, float, int]:
-        """(line of the oldest op a rank may not have run, seconds since it was sent, number of such ops)."""
-        done = self._ran.get(rank, 0)
-        waiting = sorted(n for n in list(self._issued) if n > done)
-        if not waiting:
-            return "", 0.0, 0
-        first = self._issued.get(waiting[0], [])
-        text = failures.place(first[0]) if first else ""
-        age = time.monotonic() - self._issued_at.get(waiting[0], time.monotonic())
-        return text, age, sum(len(self._issued.get(n, ())) for n in waiting)
 
     def is_debugging(self, rank: int) -> bool:
         return self._prompts.is_waiting(rank)

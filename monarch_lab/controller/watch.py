@@ -15,8 +15,8 @@ class RankFacts:
     rank: int
     pid: int
     activity: str  # the state letter of /proc
-    batch: int  # the oldest that it may not have run; 0: none
-    op: str  # the line of its first op
+    since: float  # when the oldest op that it may not have run was sent; 0: there is none
+    op: str  # its line
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Notice:
 
 @dataclass(slots=True)
 class _Seen:
-    batch: int = 0
+    since: float = 0.0
     for_s: float = 0.0
-    stopped_s: float = 0.0
+    stopped_s: float | None = None
     stop_told: bool = False
     stuck_told: bool = False
 
@@ -47,19 +47,19 @@ class Watch:
         passed = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         notices: list[Notice] = []
-        stuck: dict[tuple[int, str], list[int]] = {}
+        stuck: dict[tuple[float, str], list[int]] = {}
         known = self._seen
         self._seen = {}
         for fact in facts:
             seen = self._seen[fact.rank] = known.get(fact.rank, _Seen())
             notices += self._look_stopped(seen, fact, passed)
-            if fact.batch != seen.batch:
-                seen.batch, seen.for_s, seen.stuck_told = fact.batch, 0.0, False
-            elif fact.batch and not is_debugging:
+            if fact.since != seen.since:
+                seen.since, seen.for_s, seen.stuck_told = fact.since, 0.0, False
+            elif fact.since and not is_debugging:
                 seen.for_s += passed
             if seen.for_s >= self._stuck_after_s and not seen.stuck_told:
                 seen.stuck_told = True
-                stuck.setdefault((fact.batch, fact.op), []).append(fact.rank)
+                stuck.setdefault((fact.since, fact.op), []).append(fact.rank)
         for (_, op), ranks in stuck.items():
             notices.append(Notice(tuple(ranks), self._stuck_text(ranks, op), is_stuck=True))
         return notices
@@ -67,9 +67,9 @@ class Watch:
     def _look_stopped(self, seen: _Seen, fact: RankFacts, passed: float) -> list[Notice]:
         who = f"rank {fact.rank} (pid {fact.pid})"
         if fact.activity != "T":
-            was_told, seen.stopped_s, seen.stop_told = seen.stop_told, 0.0, False
+            was_told, seen.stopped_s, seen.stop_told = seen.stop_told, None, False
             return [Notice((fact.rank,), f"{who} goes on")] if was_told else []
-        seen.stopped_s += passed
+        seen.stopped_s = 0.0 if seen.stopped_s is None else seen.stopped_s + passed
         if seen.stop_told or seen.stopped_s < self._stopped_after_s:
             return []
         seen.stop_told = True

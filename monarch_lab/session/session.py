@@ -133,7 +133,7 @@ class Session:
         )
 
     def _process(self, info: ProcessInfo) -> ProcessSnapshot:
-        op, age, pending = self.client.oldest_op(info.rank)
+        op, age, pending = self.client.progress.oldest(info.rank)
         if not info.is_live or self.client.is_gone(info.rank):
             state, op, age, pending = "exited", "", 0.0, 0
         elif self.client.state == "starting":

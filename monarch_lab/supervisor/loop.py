@@ -135,6 +135,10 @@ class SupervisorLoop:
         if self.start.progress.state is not MeshState.STARTING or not self._plan_taken.wait(self._timeouts.stop_grace):
             raise LaunchError(f"mesh {plan.name} cannot start: {self.start.progress}")
 
+    @property
+    def agent_pid(self) -> int:
+        return self._agent.pid if self._agent is not None else 0
+
     def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
         """Send on the order socket, topic first. Never blocks: nothing limits the queue."""
         with self._orders_lock:
@@ -369,6 +373,8 @@ class SupervisorLoop:
                 continue
             fresh[rank] = replace(fresh[rank], rss_bytes=used.rss_bytes, cpu_s=used.cpu_s, activity=used.state)
         self.processes = fresh
+        if self._listener is not None:
+            self._tell(self._listener.on_beat)
 
     def _tell_ended(self, quiet: bool) -> None:
         if not self._ended or not (quiet or time.monotonic() >= self._ended_by):

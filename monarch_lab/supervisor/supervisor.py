@@ -50,6 +50,11 @@ class Supervisor:
         """Snapshots by rank, of this moment."""
         return self._loop.processes if self._loop is not None else {}
 
+    @property
+    def agent_pid(self) -> int:
+        """0 before the start."""
+        return self._loop.agent_pid if self._loop is not None else 0
+
     def start(self) -> None:
         """Bind, start agent and thread; returns before any of them has answered. LaunchError if it cannot."""
         if self._loop is not None:

@@ -37,6 +37,9 @@ class Recorder:
             self.events.append(f"{process.state.name.lower()} {process.rank}")
             self._changed.notify_all()
 
+    def on_beat(self) -> None:
+        pass
+
     def on_lost(self, reason: str) -> None:
         with self._changed:
             self.lost.append(reason)
