@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from monarch_lab.errors import UsageValueError
 
@@ -26,6 +26,9 @@ class Timeouts:
     stopped_told: float = 3.0  # a worker stopped by a signal is told
     stop_grace: float = 3.0  # between asking a worker to end and SIGKILL
     stop: float = 15.0  # stop() returns
+    look: float = 1.0  # how often silence is judged
+    unreachable: float = 10.0  # a silent host is shown as such
+    lost: float = 15.0  # a silent host is given up, with its processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +43,36 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class SupervisionParams:
-    """How a mesh's host is watched. Seconds; each longer than the one after it.
+    """How a mesh's host is watched, in seconds. None: as ``Timeouts`` has it.
 
-    update_timeout   a host that was silent for so long is lost, and its processes with it
-    query_interval   how often that is looked at
-    update_interval  how often the host reports its processes
+    update_timeout   a host that was silent for so long is lost, and its processes with it (15)
+    query_interval   how often that is looked at (1)
+    update_interval  how often the host reports its processes (1)
     """
 
-    update_timeout: float = 15.0
-    query_interval: float = 1.0
-    update_interval: float = 1.0
+    update_timeout: float | None = None
+    query_interval: float | None = None
+    update_interval: float | None = None
 
     def __post_init__(self) -> None:
         _check_positive(self)
-        if self.update_timeout <= max(self.query_interval, self.update_interval):
+
+    def applied(self, timeouts: Timeouts) -> Timeouts:
+        """The table with these in it. UsageValueError where they do not fit together."""
+        lost = self.update_timeout or timeouts.lost
+        changed = replace(
+            timeouts,
+            lost=lost,
+            unreachable=min(timeouts.unreachable, lost * 2 / 3),
+            look=self.query_interval or timeouts.look,
+            beat=self.update_interval or timeouts.beat,
+        )
+        if lost <= 2 * max(changed.look, changed.beat):
             raise UsageValueError(
-                f"SupervisionParams: update_timeout {self.update_timeout:g} s must be longer than query_interval "
-                f"({self.query_interval:g} s) and update_interval ({self.update_interval:g} s)"
+                f"SupervisionParams: update_timeout ({lost:g} s) must be more than twice query_interval "
+                f"({changed.look:g} s) and update_interval ({changed.beat:g} s)"
             )
+        return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +97,7 @@ class ControllerParams:
 def _check_positive(params: SupervisionParams | ControllerParams) -> None:
     for f in fields(params):
         value = getattr(params, f.name)
-        if isinstance(value, bool):
+        if value is None or isinstance(value, bool):
             continue
         if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
             raise UsageValueError(f"{type(params).__name__}: {f.name} is a positive number, not {value!r}")
@@ -91,7 +106,6 @@ def _check_positive(params: SupervisionParams | ControllerParams) -> None:
 @dataclass(frozen=True, slots=True)
 class Settings:
     timeouts: Timeouts = Timeouts()
-    supervision: SupervisionParams = SupervisionParams()
     controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
     default_cpu_workers: int = 2
@@ -102,7 +116,6 @@ class Settings:
 _GROUPS: dict[str, type] = {
     "TIMEOUTS": Timeouts,
     "ENGINE": Engine,
-    "SUPERVISION": SupervisionParams,
     "CONTROLLER": ControllerParams,
     "": Settings,
 }

@@ -106,7 +106,7 @@ class Client:
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
         self._gone: dict[int, ProcessInfo] = {}
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
-        self._lost = ""
+        self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
 
@@ -555,6 +555,12 @@ class Client:
             self._stuck.update(dict.fromkeys(notice.ranks, notice.text))
             for rank in notice.ranks:
                 self._give_up(rank)
+
+    def on_silence(self, text: str) -> None:
+        """For the status alone: workers do not hang on the agent's word."""
+        if bool(text) != bool(self._silence):
+            self.note = text
+        self._silence = text
 
     def on_lost(self, reason: str) -> None:
         self._lost = self.note = reason

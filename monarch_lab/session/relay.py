@@ -41,6 +41,10 @@ class Relay:
         if self._target is not None:
             self._target.on_beat()
 
+    def on_silence(self, text: str) -> None:
+        if self._target is not None:
+            self._target.on_silence(text)
+
     def on_lost(self, reason: str) -> None:
         self._pass(lambda listener: listener.on_lost(reason))
 

@@ -34,6 +34,7 @@ from monarch_lab.supervisor.lifecycle import (
 )
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
 from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
+from monarch_lab.supervisor.silence import Silence, Verdict
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import bind_private
 from monarch_lab.transport.doorbell import Doorbell
@@ -103,6 +104,8 @@ class SupervisorLoop:
         self._doorbell = Doorbell()
         self._stop_asked = threading.Event()
         self._agent: AgentProcess | None = None
+        self._silence: Silence | None = None  # from the first beat on
+        self._given_up = ""
         self._lifeline = -1
         self._ended: list[ProcessExited] = []
         self._ended_by = float("inf")
@@ -219,6 +222,7 @@ class SupervisorLoop:
             self._send_to_agent()
             self._tell_ended(quiet)
             self._check_stage()
+            self._judge_silence(time.monotonic())
             if self._agent.end_fd in ready or (self._agent.end_fd is None and self._agent.has_ended()):
                 self._handle_agent_end()
                 self._stop_asked.wait()
@@ -245,6 +249,8 @@ class SupervisorLoop:
             return poll_ms(_QUIET_S)
         now = time.monotonic()
         until = self.start.due - now
+        if self._silence is not None:
+            until = min(until, self._silence.next_look - now)
         if self._agent is not None and self._agent.end_fd is None:
             until = min(until, self._timeouts.beat)
         return -1 if until == float("inf") else poll_ms(until)
@@ -347,6 +353,7 @@ class SupervisorLoop:
                     self._ended_by = time.monotonic() + _QUIET_AT_LATEST_S
                 self._ended.append(message)
             case Beat():
+                self._hear_beat(time.monotonic())
                 self._note_usage(message)
             case AgentStopped() | AgentHello():
                 pass
@@ -358,6 +365,25 @@ class SupervisorLoop:
                 self.start.fail_start(f"the workers' modules cannot be imported:\n{text}")
             case Stage.IDLE:
                 self.start.fail_start(f"the zygote has ended:\n{text}")
+
+    def _hear_beat(self, now: float) -> None:
+        times = self._timeouts
+        if self._silence is None:
+            self._silence = Silence(times.look, times.unreachable, times.lost, now)
+        self._silence.hear(now)
+
+    def _judge_silence(self, now: float) -> None:
+        if self._silence is None or self._given_up or not self._silence.is_due(now):
+            return
+        assert self._agent is not None
+        verdict = self._silence.look(now)
+        text = f"the agent (pid {self._agent.pid}, state {self._agent.activity()}) has been silent"
+        if verdict is Verdict.LOST:
+            # Killed, and the rest is as with any agent that ends: the guard ends what is below it.
+            self._given_up = f"{text} for {self._silence.for_s(now):.0f} s"
+            self._agent.kill()
+        elif self._listener is not None:
+            self._tell(self._listener.on_silence, text if verdict is Verdict.UNREACHABLE else "")
 
     def _rank(self, process: int) -> int:
         try:
@@ -393,7 +419,7 @@ class SupervisorLoop:
             pass
         self._tell_ended(quiet=True)
         self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
-        how = f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
+        how = self._given_up or f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
         self.start.fail_start(f"{how} before the mesh was up\n{self._agent.last_lines()}")
         self._lose_agent(how)
 

@@ -22,6 +22,7 @@ class Recorder:
         self.reports: list[tuple[int, list[bytes]]] = []
         self.processes: list[ProcessInfo] = []
         self.lost: list[str] = []
+        self.silences: list[str] = []
         self.events: list[str] = []  # "report 0", "exited 0" ... in the order they were told
         self._changed = threading.Condition()
 
@@ -39,6 +40,11 @@ class Recorder:
 
     def on_beat(self) -> None:
         pass
+
+    def on_silence(self, text: str) -> None:
+        with self._changed:
+            self.silences.append(text)
+            self._changed.notify_all()
 
     def on_lost(self, reason: str) -> None:
         with self._changed:

@@ -366,3 +366,25 @@ def test_a_rank_that_does_not_come_up_again_is_an_error_and_can_be_restarted(
     supervisor.restart([0])
     supervisor.send([1, 0], b"echo still")
     assert [recorder.wait_report(rank) for rank in range(2)] == [[b"echo still"]] * 2
+
+
+def test_a_silent_agent_is_told_and_then_given_up_with_its_processes(start_mesh: StartMesh) -> None:
+    times = replace(SETTINGS.timeouts, look=0.05, unreachable=0.3, lost=1.5)
+    supervisor, recorder = start_mesh(replace(SETTINGS, timeouts=times))
+    os.kill(supervisor.agent_pid, signal.SIGSTOP)
+    recorder.wait(lambda: any("state T) has been silent" in text for text in recorder.silences))
+    recorder.wait(lambda: bool(recorder.lost))
+    assert "state T) has been silent for" in recorder.lost[0] and len(recorder.lost) == 1
+    assert all(info.state is ProcessState.LOST for info in supervisor.processes.values())
+
+
+def test_an_agent_that_speaks_again_in_time_loses_nothing(start_mesh: StartMesh) -> None:
+    times = replace(SETTINGS.timeouts, look=0.05, unreachable=0.3, lost=30.0)
+    supervisor, recorder = start_mesh(replace(SETTINGS, timeouts=times))
+    os.kill(supervisor.agent_pid, signal.SIGSTOP)
+    recorder.wait(lambda: any("silent" in text for text in recorder.silences))
+    supervisor.send(None, b"echo on")  # workers do not need it
+    assert [recorder.wait_report(rank) for rank in (0, 1)] == [[b"echo on"]] * 2
+    os.kill(supervisor.agent_pid, signal.SIGCONT)
+    recorder.wait(lambda: recorder.silences[-1] == "")
+    assert recorder.lost == []
