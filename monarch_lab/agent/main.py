@@ -199,7 +199,8 @@ class Agent:
         self._zygote_reader = MessageReader()
         self._zygote_pid, self._zygote = start_zygote({**spec.environ, MARK_VARIABLE: spec.mark}, self._zygote_log)
         self._listen_to(self._zygote.fileno(), self._read_zygote)
-        self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module))
+        in_background = spec.in_background and not self._waiting
+        self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module, in_background))
 
     def _tell_zygote(self, message: Message) -> None:
         try:

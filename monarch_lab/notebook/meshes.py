@@ -86,6 +86,12 @@ class Meshes:
             raise first
         return stopped
 
+    def drop_spare(self) -> None:
+        """End what was kept ready for a later mesh."""
+        spares = getattr(sys.modules.get(SESSION), "warm_pool", None)
+        if spares is not None:
+            spares.clear()
+
     def snapshot(self) -> KernelSnapshot:
         self._seq += 1
         return KernelSnapshot(self._seq, self.current, [readable(mesh.status()) for mesh in self.all().values()])

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from monarch_lab import config
 from monarch_lab.errors import UsageValueError
+from monarch_lab.session.pool import warm_pool
 from monarch_lab.session.registry import free_name, meshes, reserved
 from monarch_lab.session.relay import Relay
-from monarch_lab.supervisor import MeshLaunch, Supervisor
+from monarch_lab.supervisor import Ground, MeshLaunch, Supervisor
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -68,8 +69,8 @@ def start_local(
         cwd=os.getcwd(),
     )
     relay = Relay()
-    supervisor = Supervisor(launch, settings, relay)
     reserved.add(launch.name)
+    supervisor = Supervisor(launch, settings, relay, warm_pool.take(Ground.of(launch, settings)))
     try:
         supervisor.start()
         # The workers' torch is imported meanwhile: importing ours first would double the time of a first mesh.
@@ -82,6 +83,7 @@ def start_local(
         raise
     finally:
         reserved.discard(launch.name)
+    warm_pool.want(launch, settings)
     return session.mesh
 
 

@@ -114,6 +114,26 @@ def thread_count() -> int:
         return 1
 
 
+def lower_priority(by: int = 10) -> Callable[[], None] | None:
+    """Let others go first on the processor, until what is returned is called.
+
+    None, and nothing changed, where the user may not undo it. Asked of a fork: it would be too late to ask oneself.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    trial = os.fork()
+    if trial == 0:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, before + by)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(trial, 0)[1] != 0:
+        return None
+    os.setpriority(os.PRIO_PROCESS, 0, before + by)
+    return partial(os.setpriority, os.PRIO_PROCESS, 0, before)
+
+
 def usage(pid: int) -> tuple[int, float, str] | None:
     """(resident bytes, CPU seconds, state letter); None where the process or /proc is not there."""
     stat = read_stat(pid)

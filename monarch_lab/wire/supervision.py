@@ -171,6 +171,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     python_path: list[str]  # for the zygote's imports
     preload: list[str]
     worker_module: str
+    in_background: bool  # nobody waits for the zygote yet: its imports give way to all else
     beat_s: float
     stop_grace_s: float
     worker_hello_s: float
@@ -187,6 +188,7 @@ class ZygoteSpec(Message, frozen=True):
     python_path: list[str]
     preload: list[str]
     worker_module: str
+    in_background: bool = False
 
 
 class ForkWorker(Message, frozen=True):
