@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_lab.arguments import suggestion
 from monarch_lab.errors import UsageKeyError, UsageValueError
-from monarch_lab.notebook.arguments import suggestion
 from monarch_lab.notebook.names import readable
 from monarch_lab.wire.snapshot import KernelSnapshot
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from monarch_lab import config
 from monarch_lab.errors import UsageValueError
 from monarch_lab.session.pool import warm_pool
+from monarch_lab.session.record import Recorder
 from monarch_lab.session.registry import free_name, meshes, reserved
 from monarch_lab.session.relay import Relay
 from monarch_lab.supervisor import Ground, MeshLaunch, Supervisor
@@ -68,11 +69,13 @@ def start_local(
         python_path=[p for p in sys.path if p],
         cwd=os.getcwd(),
     )
-    relay = Relay()
+    recorder = Recorder(launch)
+    relay = Relay(recorder.note)
     reserved.add(launch.name)
     supervisor = Supervisor(launch, settings, relay, warm_pool.take(Ground.of(launch, settings)))
     try:
         supervisor.start()
+        recorder.begin(supervisor)
         # The workers' torch is imported meanwhile: importing ours first would double the time of a first mesh.
         from monarch_lab.session.session import Session
 

@@ -129,13 +129,27 @@ class Beat(Message, frozen=True):
     usage: list[ProcessUsage]
 
 
+class AgentEnding(Message, frozen=True):
+    """Somebody other than the kernel ends the agent, and every process with it. AgentStopped follows."""
+
+    note: str
+
+
 class AgentStopped(Message, frozen=True):
-    pass
+    """Nothing is left below the agent, and it ends."""
 
 
 ToAgent = Welcome | LaunchWorker | SignalProcess | StopAgent
 FromAgent = (
-    AgentHello | ZygoteReady | ZygoteFailed | ProcessStarted | ProcessNotStarted | ProcessExited | Beat | AgentStopped
+    AgentHello
+    | ZygoteReady
+    | ZygoteFailed
+    | ProcessStarted
+    | ProcessNotStarted
+    | ProcessExited
+    | Beat
+    | AgentEnding
+    | AgentStopped
 )
 
 
