@@ -52,10 +52,13 @@ class Ground:
 
     def fits(self, wanted: Ground) -> bool:
         """Whether a mesh that wants ``wanted`` may stand here: what differs can still be changed in a fork."""
-        fixed = ("settings", "preload", "worker_module", "python")
-        return all(getattr(self, name) == getattr(wanted, name) for name in fixed) and not any(
+        return self._fixed() == wanted._fixed() and not any(
             name.startswith(READ_AT_IMPORT) for name in self.differences(wanted)
         )
+
+    def _fixed(self) -> tuple[object, ...]:
+        settings = self.settings
+        return settings.timeouts, settings.log_dir, tuple(self.preload), self.worker_module, self.python
 
     def differences(self, wanted: Ground) -> set[str]:
         """Names of the variables that differ, or are on one side only."""
@@ -65,8 +68,11 @@ class Ground:
 class Groundwork:
     """Ended by ``stop``, whoever stands on it; ``loop`` is its thread."""
 
-    def __init__(self, ground: Ground, what: str) -> None:
-        """Bind, start agent and thread; returns before the agent has answered. LaunchError if it cannot."""
+    def __init__(self, ground: Ground, what: str, in_background: bool = False) -> None:
+        """Bind, start agent and thread; returns before the agent has answered. LaunchError if it cannot.
+
+        ``in_background``: nobody waits for it, so that its imports give way to all else.
+        """
         self.ground = ground
         self._stop_lock = threading.Lock()  # guards the end: two threads may ask for it
         self.directory = make_directory()
@@ -78,7 +84,7 @@ class Groundwork:
             os.makedirs(logs, mode=0o700, exist_ok=True)
             os.mkdir(rendezvous, mode=0o700)
             self.logs = os.path.abspath(logs)
-            spec = self._agent_spec(rendezvous)
+            spec = self._agent_spec(rendezvous, in_background)
             self.loop = SupervisorLoop(spec, ground.settings, what)
         except OSError as e:
             self._let_go()
@@ -93,10 +99,15 @@ class Groundwork:
             raise
 
     @property
-    def is_idle(self) -> bool:
-        """No mesh stands on it, and one could at once."""
+    def is_free(self) -> bool:
+        """No mesh stands on it, and it has not failed; its zygote may still import."""
         progress = self.loop.start.progress
-        return progress.state is MeshState.STARTING and progress.stage is Stage.IDLE
+        return progress.state is MeshState.STARTING and progress.stage is not Stage.WORKERS
+
+    @property
+    def is_idle(self) -> bool:
+        """It is free, and has nothing left to import."""
+        return self.is_free and self.loop.start.progress.stage is Stage.IDLE
 
     def stop(self) -> None:
         """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
@@ -114,7 +125,7 @@ class Groundwork:
         remove_directory(self.directory)
         os.close(self._hold)
 
-    def _agent_spec(self, rendezvous: str) -> AgentSpec:
+    def _agent_spec(self, rendezvous: str, in_background: bool) -> AgentSpec:
         ground, timeouts = self.ground, self.ground.settings.timeouts
         return AgentSpec(
             key=secrets.token_bytes(_KEY_BYTES),
@@ -130,6 +141,7 @@ class Groundwork:
             python_path=list(ground.python_path),
             preload=list(ground.preload),
             worker_module=ground.worker_module,
+            in_background=in_background,
             beat_s=timeouts.beat,
             stop_grace_s=timeouts.stop_grace,
             worker_hello_s=timeouts.worker_hello,

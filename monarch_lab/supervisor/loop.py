@@ -42,6 +42,7 @@ from monarch_lab.transport.frames import configure, is_readable, poll_ms, receiv
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import control_topic, topic
 from monarch_lab.wire.supervision import (
+    AgentEnding,
     AgentHello,
     AgentSpec,
     AgentStopped,
@@ -347,6 +348,8 @@ class SupervisorLoop:
                 rank = self._rank(message.process)
                 self._apply(rank, NotStarted(message.text))
                 self.start.fail_start(self.processes[rank].obituary())
+            case ProcessExited() if self._given_up:
+                pass  # one word for all of them follows, with the agent's end
             case ProcessExited():
                 self._rank(message.process)
                 if not self._ended:
@@ -355,6 +358,8 @@ class SupervisorLoop:
             case Beat():
                 self._hear_beat(time.monotonic())
                 self._note_usage(message)
+            case AgentEnding():
+                self._given_up = f"it was stopped from outside ({message.note})"
             case AgentStopped() | AgentHello():
                 pass
 

@@ -129,13 +129,27 @@ class Beat(Message, frozen=True):
     usage: list[ProcessUsage]
 
 
+class AgentEnding(Message, frozen=True):
+    """Somebody other than the kernel ends the agent, and every process with it. AgentStopped follows."""
+
+    note: str
+
+
 class AgentStopped(Message, frozen=True):
-    pass
+    """Nothing is left below the agent, and it ends."""
 
 
 ToAgent = Welcome | LaunchWorker | SignalProcess | StopAgent
 FromAgent = (
-    AgentHello | ZygoteReady | ZygoteFailed | ProcessStarted | ProcessNotStarted | ProcessExited | Beat | AgentStopped
+    AgentHello
+    | ZygoteReady
+    | ZygoteFailed
+    | ProcessStarted
+    | ProcessNotStarted
+    | ProcessExited
+    | Beat
+    | AgentEnding
+    | AgentStopped
 )
 
 
@@ -171,6 +185,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     python_path: list[str]  # for the zygote's imports
     preload: list[str]
     worker_module: str
+    in_background: bool  # nobody waits for the zygote yet: its imports give way to all else
     beat_s: float
     stop_grace_s: float
     worker_hello_s: float
@@ -187,6 +202,7 @@ class ZygoteSpec(Message, frozen=True):
     python_path: list[str]
     preload: list[str]
     worker_module: str
+    in_background: bool = False
 
 
 class ForkWorker(Message, frozen=True):
