@@ -23,6 +23,7 @@ from monarch_lab.supervisor.loop import SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, Stage
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import address, hold_directory, make_directory, remove_directory, sweep_directories
+from monarch_lab.transport.marks import make_mark, sweep_orphans
 from monarch_lab.wire.supervision import AgentSpec
 
 _KEY_BYTES = 32
@@ -78,6 +79,7 @@ class Groundwork:
         self.directory = make_directory()
         self._hold = hold_directory(self.directory)
         sweep_directories(os.path.dirname(self.directory))
+        sweep_orphans()
         try:
             logs = ground.settings.log_dir or os.path.join(self.directory, "logs")
             rendezvous = os.path.join(self.directory, "rendezvous")
@@ -129,7 +131,7 @@ class Groundwork:
         ground, timeouts = self.ground, self.ground.settings.timeouts
         return AgentSpec(
             key=secrets.token_bytes(_KEY_BYTES),
-            mark=secrets.token_hex(),
+            mark=make_mark(),
             kernel_pid=os.getpid(),
             kernel_fd=-1,
             lifeline_fd=-1,

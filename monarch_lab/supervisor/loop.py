@@ -423,6 +423,7 @@ class SupervisorLoop:
         while self._read_reports():
             pass
         self._tell_ended(quiet=True)
+        self._end_what_is_left(time.monotonic() + self._timeouts.stop_grace)
         self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
         how = self._given_up or f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
         self.start.fail_start(f"{how} before the mesh was up\n{self._agent.last_lines()}")
@@ -482,9 +483,12 @@ class SupervisorLoop:
         self._agent.wait(give_up - time.monotonic())
         self._tell_ended(quiet=True)
         self._forget_processes()
-        self._wait_for_guard(give_up)
-        # Only a guard that was killed as well leaves anything to find here.
-        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < give_up:
+        self._end_what_is_left(give_up)
+
+    def _end_what_is_left(self, deadline: float) -> None:
+        """Of an agent that has ended. Only a guard that was killed as well leaves anything to find."""
+        self._wait_for_guard(deadline)
+        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < deadline:
             time.sleep(_QUIET_S)
 
     def _serve_until_end(self, deadline: float) -> None:

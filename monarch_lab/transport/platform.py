@@ -225,9 +225,24 @@ def marked(variable: str, mark: str) -> list[int]:
 
 
 def _carries(pid: int, variable: str, mark: str) -> bool:
+    return variable_of(pid, variable) == mark
+
+
+def variable_of(pid: int, variable: str) -> str | None:
+    """The value a process was started with; None for none, no such process, or one that may not be asked."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{variable}={mark}".encode() in file.read().split(b"\0")
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    name = os.fsencode(variable) + b"="
+    return next((os.fsdecode(entry[len(name) :]) for entry in entries if entry.startswith(name)), None)
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process runs as this user."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
         return False
 

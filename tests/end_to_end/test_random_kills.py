@@ -1,6 +1,7 @@
 """SIGKILL at random: of the kernel, the agent, guard, zygote or workers, one or several, while a mesh starts or lives.
 
-Whatever was hit, once the kernel has ended no process of its mesh is left.
+Whatever was hit, once the kernel has ended no process of its mesh is left; where kernel, agent and guard were killed
+in one moment, once the next mesh starts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from monarch_lab.transport import platform
+from monarch_lab.transport.marks import sweep_orphans
 from tests.repeats import repeated
 from tests.supervisor.recorder import PATIENCE_S, ROOT, wait_until
 
@@ -72,8 +74,12 @@ def test_nobody_is_left_whoever_is_killed(turn: int) -> None:
             except ProcessLookupError:
                 pass
         if "kernel" not in kinds:
+            if {"agent", "guard"} <= set(kinds):  # the kernel alone is left to end the rest: let it see that
+                wait_until(lambda: not _everyone(tag).keys() - {"kernel"})
             kernel.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM] + [signal.SIGUSR1] * (facts is not None)))
         kernel.wait(PATIENCE_S)
+        if {"kernel", "agent", "guard"} <= set(kinds):
+            sweep_orphans()  # as the next mesh of this user does: nobody else was left
         wait_until(lambda: not _everyone(tag))
         if facts is not None:
             wait_until(lambda: not os.path.exists(facts["directory"]) or {"agent", "guard"} <= set(kinds))
