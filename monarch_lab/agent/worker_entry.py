@@ -75,7 +75,8 @@ def _redirect_output(spec: WorkerSpec) -> None:
         os.close(opened)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()  # a crash in C leaves a stack in last_lines
+    # A crash in C leaves a stack in last_lines; with those of all threads its first lines would be cut off.
+    faulthandler.enable(all_threads=False)
 
 
 def _adopt_surroundings(spec: WorkerSpec) -> None:

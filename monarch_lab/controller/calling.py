@@ -78,6 +78,7 @@ def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True
         client.check_alive()
     message, frames = pending.replies[rank]
     if isinstance(message, wire.FetchFailed):
+        client.blame_death([message.failure])
         if message.failure.interrupted and not message.dependent:
             raise KeyboardInterrupt
         if message.dependent and raise_cause:

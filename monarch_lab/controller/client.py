@@ -105,6 +105,7 @@ class Client:
         self._next_look = 0.0
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
         self._gone: dict[int, ProcessInfo] = {}
+        self._a_rank_ended = threading.Event()
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
@@ -145,11 +146,12 @@ class Client:
             raise DeviceException(f'mesh "{self.name}" is dead: {self._stuck[rank]}', (rank,))
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
         if gone:
-            told = "; ".join(p.obituary() for p in gone.values())
+            told = "; ".join(p.headline() for p in gone.values())
+            printed = "".join(f"\nrank {r} printed last:\n{p.last_lines}" for r, p in gone.items() if p.last_lines)
             listed = ",".join(map(str, sorted(gone)))
             raise DeviceException(
                 f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
-                f"%mesh restart --ranks {listed} brings it back",
+                f"%mesh restart --ranks {listed} brings it back{printed}",
                 tuple(sorted(gone)),
             )
 
@@ -181,6 +183,8 @@ class Client:
                 self._gone.pop(rank, None)
                 self._stuck.pop(rank, None)
             self._lost = ""
+            if not self._gone:
+                self._a_rank_ended.clear()
             self.note = "; ".join(p.obituary() for p in self._gone.values())
 
     @property
@@ -416,7 +420,13 @@ class Client:
         for entry in self._failures.forget:
             self.cache.forget(entry)
         self._failures.forget.clear()
+        self.blame_death(first.by_rank.values())
         raise failures.remote_exception(first, more)
+
+    def blame_death(self, failed: Iterable[wire.Failure]) -> None:
+        """Raises DeviceException where a collective was cut off by the end of a rank, which is told a moment later."""
+        if any(f.severed for f in failed) and self._a_rank_ended.wait(self.settings.timeouts.beat):
+            self.check_alive()
 
     def interrupt(self, *, hard: bool = False) -> None:
         """Stop the users' functions that the workers run or were sent; ``hard``: torch's ops too. Any thread."""
@@ -515,10 +525,10 @@ class Client:
 
     def on_process(self, process: ProcessInfo) -> None:
         if not process.is_live and self.state == "live":
-            self._gone[process.rank] = process
             self.note = process.obituary()
             if process.rank not in self.ending:
-                self._tell_end(process)
+                self._tell_end(process)  # before anyone can raise it
+            self._gone[process.rank] = process
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:
@@ -571,6 +581,7 @@ class Client:
             self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
+        self._a_rank_ended.set()
         self._prompts.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)

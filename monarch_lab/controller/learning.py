@@ -212,6 +212,7 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
 
 
 def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
+    client.blame_death(m.failure for m in bad.values())
     own = {r: m.failure for r, m in bad.items() if not m.dependent}
     if any(f.interrupted for f in own.values()):
         raise KeyboardInterrupt

@@ -73,6 +73,7 @@ class Failure(msgspec.Struct, frozen=True):
     interrupted: bool = False
     entry: int = 0  # the entry whose prediction was wrong
     rank: int = -1  # where it happened: others may hold it too, through a collective
+    severed: bool = False  # a collective whose other ranks could not be reached: the end of one may be the cause
 
 
 # --- definitions; each has a number that is never reused, and is sent once to every worker
