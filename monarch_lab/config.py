@@ -25,6 +25,15 @@ class Timeouts:
     prompt_back: float = 5.0  # the cell ends, whatever the workers do
     stop_grace: float = 3.0  # between asking a worker to end and SIGKILL
     stop: float = 15.0  # stop() returns
+    # The link to a host's agent (docs/protocol.md).
+    link_ack: float = 0.02  # what was heard is acknowledged
+    link_resend: float = 0.5  # at the earliest, what was not acknowledged is sent again
+    link_resend_at_most: float = 4.0  # the longest pause between two tries
+    link_handshake: float = 5.0  # a connection that has not proved itself is closed
+    link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
+    unreachable: float = 10.0  # a silent host is shown as such
+    lost: float = 15.0  # a silent host is given up, with its processes
+    lease: float = 600.0  # an agent that hears nothing from its owner ends everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +48,21 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What the link to one host may hold. Bytes, unless named otherwise."""
+
+    message_bytes: int = 256 << 20
+    piece_bytes: int = 1 << 20  # larger messages travel in pieces, between which a beat gets through
+    window_bytes: int = 32 << 20  # under way and not acknowledged
+    window_messages: int = 1024
+    backlog_bytes: int = 1 << 30  # under way or waiting; more is an error
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     timeouts: Timeouts = Timeouts()
     engine: Engine = Engine()
+    link: Link = Link()
     default_cpu_workers: int = 2
     log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
 
@@ -54,9 +75,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     import difflib
 
     environ = os.environ if environ is None else environ
-    groups: dict[str, dict[str, object]] = {"TIMEOUTS": {}, "ENGINE": {}, "": {}}
+    groups: dict[str, dict[str, object]] = {"TIMEOUTS": {}, "ENGINE": {}, "LINK": {}, "": {}}
     known: dict[str, tuple[str, str, type]] = {}
-    for group, cls in (("TIMEOUTS", Timeouts), ("ENGINE", Engine), ("", Settings)):
+    for group, cls in (("TIMEOUTS", Timeouts), ("ENGINE", Engine), ("LINK", Link), ("", Settings)):
         for f in fields(cls):
             default = getattr(cls(), f.name)
             if isinstance(default, (int, float, str)):
@@ -77,6 +98,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(
         timeouts=Timeouts(**groups["TIMEOUTS"]),  # type: ignore[arg-type]
         engine=Engine(**groups["ENGINE"]),  # type: ignore[arg-type]
+        link=Link(**groups["LINK"]),  # type: ignore[arg-type]
         **groups[""],  # type: ignore[arg-type]
     )
 
