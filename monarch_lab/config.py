@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from monarch_lab.errors import UsageValueError
 
@@ -23,16 +23,18 @@ class Timeouts:
     worker_hello: float = 150.0  # a forked worker has said hello, its zygote's import included
     interrupt_heard: float = 1.0  # SIGINT reached user code
     prompt_back: float = 5.0  # the cell ends, whatever the workers do
+    stopped_told: float = 3.0  # a worker stopped by a signal is told
     stop_grace: float = 3.0  # between asking a worker to end and SIGKILL
     stop: float = 15.0  # stop() returns
+    look: float = 1.0  # how often silence is judged
+    unreachable: float = 10.0  # a silent host is shown as such
+    lost: float = 15.0  # a silent host is given up, with its processes
     # The link to a host's agent (docs/protocol.md).
     link_ack: float = 0.02  # what was heard is acknowledged
     link_resend: float = 0.5  # at the earliest, what was not acknowledged is sent again
     link_resend_at_most: float = 4.0  # the longest pause between two tries
     link_handshake: float = 5.0  # a connection that has not proved itself is closed
     link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
-    unreachable: float = 10.0  # a silent host is shown as such
-    lost: float = 15.0  # a silent host is given up, with its processes
     lease: float = 600.0  # an agent that hears nothing from its owner ends everything
 
 
@@ -43,7 +45,6 @@ class Engine:
     flush_ops: int = 128
     flush_after_s: float = 0.001
     max_batches_in_flight: int = 64
-    report_every_batches: int = 8
     cache_entries: int = 20_000
 
 
@@ -59,12 +60,86 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisionParams:
+    """How a mesh's host is watched, in seconds. None: as ``Timeouts`` has it.
+
+    update_timeout   a host that was silent for so long is lost, and its processes with it (15)
+    query_interval   how often that is looked at (1)
+    update_interval  how often the host reports its processes (1)
+    """
+
+    update_timeout: float | None = None
+    query_interval: float | None = None
+    update_interval: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+    def applied(self, timeouts: Timeouts) -> Timeouts:
+        """The table with these in it. UsageValueError where they do not fit together."""
+        lost = self.update_timeout or timeouts.lost
+        changed = replace(
+            timeouts,
+            lost=lost,
+            unreachable=min(timeouts.unreachable, lost * 2 / 3),
+            look=self.query_interval or timeouts.look,
+            beat=self.update_interval or timeouts.beat,
+        )
+        if lost <= 2 * max(changed.look, changed.beat):
+            raise UsageValueError(
+                f"SupervisionParams: update_timeout ({lost:g} s) must be more than twice query_interval "
+                f"({changed.look:g} s) and update_interval ({changed.beat:g} s)"
+            )
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerParams:
+    """When an operation counts as stuck. Seconds, but for the count.
+
+    progress_check_interval          how often the ranks' progress is looked at
+    operation_timeout                a rank that is in one operation for so long is told of, once
+    operations_per_progress_request  after so many ops the ranks are asked how far they are
+    fail_on_worker_timeout           such a rank then counts as failed: waits for it end with DeviceException
+    """
+
+    progress_check_interval: float = 10.0
+    operation_timeout: float = 120.0
+    operations_per_progress_request: int = 1024
+    fail_on_worker_timeout: bool = False
+
+    def __post_init__(self) -> None:
+        _check_positive(self)
+
+
+def _check_positive(params: SupervisionParams | ControllerParams) -> None:
+    for f in fields(params):
+        value = getattr(params, f.name)
+        if value is None or isinstance(value, bool):
+            continue
+        if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise UsageValueError(f"{type(params).__name__}: {f.name} is a positive number, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     timeouts: Timeouts = Timeouts()
+    controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
     link: Link = Link()
     default_cpu_workers: int = 2
     log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
+
+
+# Prefix of the variables -> table; "" is Settings itself, whose other fields these tables are.
+_GROUPS: dict[str, type] = {
+    "TIMEOUTS": Timeouts,
+    "ENGINE": Engine,
+    "CONTROLLER": ControllerParams,
+    "LINK": Link,
+    "": Settings,
+}
+_BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
@@ -75,9 +150,9 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     import difflib
 
     environ = os.environ if environ is None else environ
-    groups: dict[str, dict[str, object]] = {"TIMEOUTS": {}, "ENGINE": {}, "LINK": {}, "": {}}
+    groups: dict[str, dict[str, object]] = {group: {} for group in _GROUPS}
     known: dict[str, tuple[str, str, type]] = {}
-    for group, cls in (("TIMEOUTS", Timeouts), ("ENGINE", Engine), ("LINK", Link), ("", Settings)):
+    for group, cls in _GROUPS.items():
         for f in fields(cls):
             default = getattr(cls(), f.name)
             if isinstance(default, (int, float, str)):
@@ -92,15 +167,11 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             raise UsageValueError(f"{name} is not a setting of monarch_lab{hint}")
         group, attribute, kind = known[name]
         try:
-            groups[group][attribute] = kind(text)
-        except ValueError:
+            groups[group][attribute] = _BOOLS[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
             raise UsageValueError(f"{name}={text!r} is not a valid {kind.__name__}") from None
-    return Settings(
-        timeouts=Timeouts(**groups["TIMEOUTS"]),  # type: ignore[arg-type]
-        engine=Engine(**groups["ENGINE"]),  # type: ignore[arg-type]
-        link=Link(**groups["LINK"]),  # type: ignore[arg-type]
-        **groups[""],  # type: ignore[arg-type]
-    )
+    tables = {group.lower(): cls(**groups[group]) for group, cls in _GROUPS.items() if group}
+    return Settings(**tables, **groups[""])  # type: ignore[arg-type]
 
 
 def narrow_to_gpu(local_rank: int, environ: MutableMapping[str, str] | None = None) -> None:

@@ -65,11 +65,18 @@ def start_guard(env: Mapping[str, str], args: Sequence[str], fds: Sequence[int])
     return spawn("monarch_lab.agent.guard", "main()", args=args, flags=("-I", "-S"), env=env, fds=fds)
 
 
-def last_lines(path: str) -> str:
-    """The end of a text file; "" when it cannot be read."""
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def last_lines(path: str, since: int = 0) -> str:
+    """The end of a text file, of what was written after its byte ``since``; "" when it cannot be read."""
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            file.seek(max(since, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
@@ -81,6 +88,7 @@ class Child:
     process: int
     pid: int
     stderr_path: str
+    stderr_since: int = 0  # where its own lines begin in that file
     ended_by_us: bool = False
 
 
@@ -155,7 +163,9 @@ class Children:
         out_of_memory = False
         if code == -signal.SIGKILL and not child.ended_by_us:
             out_of_memory = self._memory_kills_went_up()
-        return ProcessExited(child.process, child.pid, code, out_of_memory, last_lines(child.stderr_path))
+        return ProcessExited(
+            child.process, child.pid, code, out_of_memory, last_lines(child.stderr_path, child.stderr_since)
+        )
 
     def _memory_kills_went_up(self) -> bool:
         before, now = self._memory_kills[0], platform.count_out_of_memory_kills()

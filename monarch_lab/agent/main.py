@@ -21,7 +21,7 @@ from typing import NoReturn
 import zmq
 
 import monarch_lab
-from monarch_lab.agent.children import Child, Children, last_lines, start_guard, start_zygote
+from monarch_lab.agent.children import Child, Children, last_lines, size_of, start_guard, start_zygote
 from monarch_lab.agent.ending import end_everything
 from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.errors import ProtocolError
@@ -84,6 +84,7 @@ class Agent:
         self._zygote_log = os.path.join(spec.directory, "zygote.log")
         self._zygote_reader = MessageReader()
         self._waiting: deque[LaunchWorker] = deque()
+        self._stderr_bytes = 0  # of the file of the worker that is being forked
         self._children = Children()
         self._guard_pid = 0
         self._own_fd = platform.open_pidfd(os.getpid())
@@ -92,6 +93,8 @@ class Agent:
         self._next_beat = time.monotonic()
         self._stop_by = float("inf")
         self._note = ""  # why it ended without being asked
+        self._poller = zmq.Poller()
+        self._handlers: dict[object, Callable[[], None]] = {}
         self._context = zmq.Context()
         self._kernel = self._context.socket(zmq.DEALER)
         self._kernel.setsockopt(zmq.IDENTITY, b"a0")
@@ -106,9 +109,7 @@ class Agent:
         signal.signal(signal.SIGTERM, lambda *_: self._end("SIGTERM"))
         try:
             self._start_guard()
-            environ = {**self._spec.environ, MARK_VARIABLE: self._spec.mark}
-            self._zygote_pid, self._zygote = start_zygote(environ, self._zygote_log)
-            self._tell_zygote(self._zygote_spec())
+            self._start_zygote()
             self._kernel.connect(self._spec.reports)
             version = python_platform.python_version()
             self._say(AgentHello(self._spec.key, python_platform.node(), os.getpid(), version, monarch_lab.__version__))
@@ -119,26 +120,21 @@ class Agent:
     # --- the loop
 
     def _loop(self) -> None:
-        poller = zmq.Poller()
-        handlers: dict[object, Callable[[], None]] = {
-            self._kernel: self._read_kernel,
-            sys.stdin.fileno(): lambda: self._end("the kernel closed its pipe"),
-            self._signals.fd: self._collect,
-            self._zygote.fileno(): self._read_zygote,
-        }
+        self._listen_to(self._kernel, self._read_kernel)
+        self._listen_to(sys.stdin.fileno(), lambda: self._end("the kernel closed its pipe"))
+        self._listen_to(self._signals.fd, self._collect)
         if self._spec.kernel_fd >= 0:
-            handlers[self._spec.kernel_fd] = lambda: self._end("the kernel has ended")
-        for source in handlers:
-            poller.register(source, zmq.POLLIN)
-        zygote_fd = self._zygote.fileno()
+            self._listen_to(self._spec.kernel_fd, lambda: self._end("the kernel has ended"))
         while self._state is not AgentState.ENDED:
             wake = min(self._next_beat, self._stop_by)
-            for source, _ in poller.poll(poll_ms(wake - time.monotonic())):
-                handlers[source]()
-            if self._zygote_state is ZygoteState.GONE and zygote_fd >= 0:
-                poller.unregister(zygote_fd)
-                zygote_fd = -1
+            for source, _ in self._poller.poll(poll_ms(wake - time.monotonic())):
+                if source in self._handlers:  # one before it may have ended the zygote
+                    self._handlers[source]()
             self._tick(time.monotonic())
+
+    def _listen_to(self, source: object, handler: Callable[[], None]) -> None:
+        self._handlers[source] = handler
+        self._poller.register(source, zmq.POLLIN)
 
     def _tick(self, now: float) -> None:
         if now >= self._next_beat:
@@ -197,9 +193,13 @@ class Agent:
 
     # --- the zygote
 
-    def _zygote_spec(self) -> ZygoteSpec:
+    def _start_zygote(self) -> None:
         spec = self._spec
-        return ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module)
+        self._zygote_state = ZygoteState.IMPORTING
+        self._zygote_reader = MessageReader()
+        self._zygote_pid, self._zygote = start_zygote({**spec.environ, MARK_VARIABLE: spec.mark}, self._zygote_log)
+        self._listen_to(self._zygote.fileno(), self._read_zygote)
+        self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module))
 
     def _tell_zygote(self, message: Message) -> None:
         try:
@@ -228,26 +228,37 @@ class Agent:
             self._fork_next()
 
     def _lose_zygote(self) -> None:
+        """Its workers live on. The next order to fork has another one started."""
         before, self._zygote_state = self._zygote_state, ZygoteState.GONE
+        self._poller.unregister(self._zygote.fileno())
+        del self._handlers[self._zygote.fileno()]
+        self._zygote.close()
         text = last_lines(self._zygote_log) or "the zygote ended without a word"
         log.error("the zygote has ended: %s", text)
+        self._say(ZygoteFailed(text))
         if before is ZygoteState.IMPORTING:
-            self._say(ZygoteFailed(text))
+            while self._waiting:
+                self._say(ProcessNotStarted(self._waiting.popleft().process, text))
+        elif before is ZygoteState.FORKING and self._waiting:
+            self._say(ProcessNotStarted(self._waiting.popleft().process, "the zygote ended while it forked"))
         self._fork_next()
 
     def _fork_next(self) -> None:
         """One fork at a time: the pair's buffers never fill, and the agent never blocks on them."""
+        if not self._waiting or self._state is not AgentState.SERVING:
+            return
         if self._zygote_state is ZygoteState.GONE:
-            while self._waiting:
-                self._say(ProcessNotStarted(self._waiting.popleft().process, "the zygote has ended"))
-        elif self._zygote_state is ZygoteState.IDLE and self._waiting and self._state is AgentState.SERVING:
+            self._start_zygote()
+        elif self._zygote_state is ZygoteState.IDLE:
             order = self._waiting[0]
             self._zygote_state = ZygoteState.FORKING
+            # The worker before it under this rank wrote to the same file.
+            self._stderr_bytes = size_of(order.stderr_path)
             self._tell_zygote(ForkWorker(order.process, encode(self._worker_spec(order))))
 
     def _take_worker(self, forked: Forked) -> None:
         order = self._take_order(forked.process)
-        child = Child(forked.process, forked.pid, order.stderr_path if order else "")
+        child = Child(forked.process, forked.pid, order.stderr_path if order else "", self._stderr_bytes)
         exited = self._children.add(child)
         self._say(ProcessStarted(forked.process, forked.pid))
         if exited is not None:
@@ -262,27 +273,28 @@ class Agent:
         return None
 
     def _worker_spec(self, order: LaunchWorker) -> WorkerSpec:
-        spec = self._spec
+        spec, mesh = self._spec, order.mesh
         return WorkerSpec(
-            mesh=spec.mesh,
+            mesh=mesh.name,
             rank=order.rank,
-            world_size=spec.world_size,
+            world_size=mesh.world_size,
             local_rank=order.local_rank,
             local_world_size=order.local_world_size,
             host=order.host,
-            device=spec.device,
+            device=mesh.device,
             key=spec.key,
             agent_pid=os.getpid(),
             kernel_pid=spec.kernel_pid,
             orders=spec.orders,
             reports=spec.reports,
             rendezvous=spec.rendezvous,
-            seed=spec.seed,
+            seed=mesh.seed,
             env=order.env,
             stdout_path=order.stdout_path,
             stderr_path=order.stderr_path,
-            python_path=spec.python_path,
-            cwd=spec.cwd,
+            python_path=mesh.python_path,
+            cwd=mesh.cwd,
+            without=order.without,
             process=order.process,
             worker_module=spec.worker_module,
             hello_s=spec.worker_hello_s,

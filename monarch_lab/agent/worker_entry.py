@@ -79,6 +79,8 @@ def _redirect_output(spec: WorkerSpec) -> None:
 
 
 def _adopt_surroundings(spec: WorkerSpec) -> None:
+    for name in spec.without:
+        os.environ.pop(name, None)
     os.environ.update(spec.env)
     sys.path[:] = spec.python_path or sys.path
     sys.argv[:] = [""]

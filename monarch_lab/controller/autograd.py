@@ -80,6 +80,7 @@ def backward(
     if inputs is not None and not wanted:
         raise RuntimeError("'inputs' argument to backward() cannot be empty.")
     mesh = roots[0]._ref.mesh
+    mesh.check_alive()
     for t in (*roots, *gradients, *wanted):
         if t is None:
             continue

@@ -46,6 +46,7 @@ def send_call(
     if isinstance(func, str):
         func = _named.setdefault(func, Named(func))
     client = mesh.client
+    mesh.check_alive((rank,))
     if client.collectives_since_sync and client.world > 1:  # a value may hang on a failure of another rank
         client.settle()
     ambient = ambient_number()

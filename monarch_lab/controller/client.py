@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import logging
 import queue
+import signal
 import threading
 import time
 import weakref
@@ -25,9 +26,11 @@ from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
-from monarch_lab.controller.locations import Location
+from monarch_lab.controller.locations import Location, here
+from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
+from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
@@ -81,9 +84,7 @@ class Client:
         self.cell = 0
         self._supervisor: Supervisor | None = None
         self.batch = 0
-        self._issued: dict[int, list[Location]] = {}
-        self._issued_at: dict[int, float] = {}
-        self._done: dict[int, int] = dict.fromkeys(range(world), 0)
+        self.progress = Progress(world)
         self._cell_numbers = itertools.count(1)
         self._idents = itertools.count(1)
         self._last_ident = 0
@@ -92,12 +93,20 @@ class Client:
         self._definitions: list[wire.Definition] = []
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
+        # Sent before, for processes that come later.
+        self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._stopped_batch = -1
+        asked = settings.controller.operations_per_progress_request
+        self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
+        self._next_look = 0.0
+        self._stuck: dict[int, str] = {}  # ranks that count as failed: why
         self._gone: dict[int, ProcessInfo] = {}
-        self._lost = ""
+        self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
+        self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
 
@@ -119,26 +128,60 @@ class Client:
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
-    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
-        """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
+    def check_open(self) -> None:
+        """Raises ClosedError where its owner has stopped it."""
         if self.state == "closed":
             raise ClosedError(f'mesh "{self.name}" was stopped: start another with %mesh start')
+
+    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
+        self.check_open()
         if self._lost:
             raise DeviceException(
-                f'mesh "{self.name}" is dead: {self._lost}; start another with %mesh start', tuple(range(self.world))
+                f'mesh "{self.name}" is dead: {self._lost}; %mesh restart gives it other processes',
+                tuple(range(self.world)),
             )
+        for rank in self._stuck if ranks is None else self._stuck.keys() & set(ranks):
+            raise DeviceException(f'mesh "{self.name}" is dead: {self._stuck[rank]}', (rank,))
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
         if gone:
             told = "; ".join(p.obituary() for p in gone.values())
+            listed = ",".join(map(str, sorted(gone)))
             raise DeviceException(
                 f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
-                "%mesh start begins afresh",
+                f"%mesh restart --ranks {listed} brings it back",
                 tuple(sorted(gone)),
             )
 
     @property
     def alive(self) -> list[int]:
-        return [] if self._lost else [r for r in range(self.world) if r not in self._gone]
+        return [] if self._lost else [r for r in range(self.world) if r not in self._gone and r not in self._stuck]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent is gone, and every process with it."""
+        return bool(self._lost)
+
+    def kill(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """SIGKILL; the ranks that had a process."""
+        there = tuple(rank for rank in ranks if not self.is_gone(rank))
+        self.supervisor.signal(there, signal.SIGKILL, group=True)
+        return there
+
+    def take_back(self, ranks: Sequence[int]) -> None:
+        """Other processes have these ranks: they learn what was defined, and are waited for from now on.
+
+        The caller holds the lock.
+        """
+        with HeldInterrupt():
+            for definitions, payloads in self._defined:
+                self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            self.progress.begin_again(ranks, self.batch)
+            for rank in ranks:
+                self._gone.pop(rank, None)
+                self._stuck.pop(rank, None)
+            self._lost = ""
+            self.note = "; ".join(p.obituary() for p in self._gone.values())
 
     @property
     def supervisor(self) -> Supervisor:
@@ -164,7 +207,7 @@ class Client:
         """The following ops are for this mesh: what is buffered for another goes out first."""
         if mesh.ranks_key is not self.scope:
             self.flush()
-            self.check_alive(mesh.ranks_key)
+            mesh.check_alive()
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
 
@@ -190,12 +233,11 @@ class Client:
             return
         ranks = self.scope
         self.batch += 1
-        due = self.batch - self._reported >= self.settings.engine.report_every_batches
+        due = self.batch - self._reported >= self._report_every
         report = due and self._everywhere(ranks)
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
-            self._issued[self.batch] = self.where
-            self._issued_at[self.batch] = time.monotonic()
+            self.progress.note_batch(self.batch, self.where)
         self.ops += len(self.where)
         self.code, self.numbers, self.where, self.ambient = [], [], [], -1
         self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
@@ -234,6 +276,7 @@ class Client:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
+            self._defined.append((definitions, payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
         self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
@@ -248,18 +291,18 @@ class Client:
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or min(self._done[r] for r in alive) >= limit or self._prompts.serving:
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._prompts.serving:
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
 
     def _wait_for_mark(self, number: int) -> Pending:
-        pending = Pending(r for r in self.alive if self._done[r] < number)
+        pending = Pending(r for r in self.alive if not self.progress.is_done(r, number))
         self._marks.append((number, pending))
         for rank in list(pending.waiting):  # its report, or its end, may have come in between
             if rank in self._gone:
                 pending.give_up(rank)
-            elif self._done[rank] >= number:
+            elif self.progress.is_done(rank, number):
                 pending.fill(rank, None, [])
         return pending
 
@@ -281,7 +324,8 @@ class Client:
             self.check_alive(ranks)
             with HeldInterrupt():
                 ident = self._last_ident = next(self._idents)
-                pending = self._pending[ident] = Pending(ranks)
+                pending = self._pending[ident] = Pending(ranks, self.batch)
+                self.progress.note_call(ident, here(2), pending)
                 self._send(tuple(ranks), encode(make(ident)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
@@ -350,7 +394,7 @@ class Client:
             self.flush()
             if not self.alive:
                 return self.check_alive()
-            if all(self._done[r] >= self.batch for r in self.alive):
+            if all(self.progress.is_done(r, self.batch) for r in self.alive):
                 return  # nothing is outstanding
             pending = self._wait_for_mark(self._send_mark())
         self.wait(pending)
@@ -434,9 +478,7 @@ class Client:
             case wire.Done():
                 self._on_done(rank, message)
             case wire.OpFailed():
-                where = self._issued.get(message.batch, [])
-                location = where[message.position] if message.position < len(where) else None
-                self._failures.add(rank, message, location)
+                self._failures.add(rank, message, self.progress.where(message.batch, message.position))
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
@@ -457,11 +499,12 @@ class Client:
                 asked = self._pending.get(message.ident)
                 if asked is not None:
                     asked.fill(rank, message, frames[1:])
+                    self.progress.note_answer(rank, message.ident, asked)
                     if asked.done:
                         self._pending.pop(message.ident, None)
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
-        self._done[rank] = message.batch
+        self.progress.note_done(rank, message.batch, self.alive)
         self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
@@ -469,40 +512,75 @@ class Client:
                 pending.fill(rank, message, [])
             if pending.done:
                 self._marks.remove(mark)
-        finished = min((self._done[r] for r in self.alive), default=message.batch)
-        for number in [n for n in list(self._issued) if n <= finished]:
-            self._issued.pop(number, None)
-            self._issued_at.pop(number, None)
 
     def on_process(self, process: ProcessInfo) -> None:
         if not process.is_live and self.state == "live":
             self._gone[process.rank] = process
             self.note = process.obituary()
-            front = self.front or get_default_front()
-            front.output(self.cell, process.rank, process.label, "stderr", f"{self.note}\n")
+            if process.rank not in self.ending:
+                self._tell_end(process)
             self._give_up(process.rank)
+
+    def _tell_end(self, process: ProcessInfo) -> None:
+        """One message, at once, in the cell that runs."""
+        op, _, _ = self.progress.oldest(process.rank)
+        text = process.obituary(f"; it had not reported {op}" if op else "")
+        front = self.front or get_default_front()
+        front.output(self.cell, process.rank, process.label, "stderr", f"{text}\n")
+
+    def on_beat(self) -> None:
+        now = time.monotonic()
+        if self.state != "live" or self._lost:
+            return
+        if now >= self._next_look:
+            self._next_look = now + self.settings.controller.progress_check_interval
+            self._ask_progress()
+        facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
+        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+            self._tell_notice(notice)
+
+    def _ask_progress(self) -> None:
+        """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
+        if self.batch > self._reported and self.lock.acquire(blocking=False):
+            try:
+                self._send_mark()
+            finally:
+                self.lock.release()
+
+    def _tell_notice(self, notice: Notice) -> None:
+        self.note = notice.text
+        front = self.front or get_default_front()
+        front.output(self.cell, notice.ranks[0], self.label(notice.ranks[0]), "stderr", f"{notice.text}\n")
+        if notice.is_stuck and self.settings.controller.fail_on_worker_timeout:
+            self._stuck.update(dict.fromkeys(notice.ranks, notice.text))
+            for rank in notice.ranks:
+                self._give_up(rank)
+
+    def on_silence(self, text: str) -> None:
+        """For the status alone: workers do not hang on the agent's word."""
+        if bool(text) != bool(self._silence):
+            self.note = text
+        self._silence = text
 
     def on_lost(self, reason: str) -> None:
         self._lost = self.note = reason
+        if self.state == "live":
+            text = f'mesh "{self.name}": {reason}, and every process with it; %mesh restart gives it others\n'
+            (self.front or get_default_front()).output(self.cell, 0, self.name, "stderr", text)
         for rank in range(self.world):
             self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
-        for pending in [*self._pending.values(), *(p for _, p in list(self._marks))]:
+        self._prompts.forget(rank)
+        for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
+            if not pending.waiting:
+                self._pending.pop(ident, None)
+                self.progress.forget_call(ident)
+        for _, mark in list(self._marks):
+            mark.give_up(rank)
 
     # --- for displays
-
-    def oldest_op(self, rank: int) -> tuple[str, float, int]:
-        """(line of the oldest op a rank has not reported, its age in seconds, number of ops not reported)."""
-        done = self._done.get(rank, 0)
-        waiting = sorted(n for n in list(self._issued) if n > done)
-        if not waiting:
-            return "", 0.0, 0
-        first = self._issued.get(waiting[0], [])
-        text = failures.place(first[0]) if first else ""
-        age = time.monotonic() - self._issued_at.get(waiting[0], time.monotonic())
-        return text, age, sum(len(self._issued.get(n, ())) for n in waiting)
 
     def is_debugging(self, rank: int) -> bool:
         return self._prompts.is_waiting(rank)

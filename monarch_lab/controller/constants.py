@@ -59,6 +59,9 @@ def materialise(constant: Any) -> None:
     """Send it: from now on it is a mesh tensor as any other."""
     from monarch_lab.controller.placing import place
 
+    if constant._ref.mesh.lost_ranks:  # its value is known here: nothing of it was lost
+        now = constant._ref.mesh.now
+        constant._ref = Ref(next(now.client.refs), now, now.all_equal)
     value = constant._value
     del constant._value
     constant.__class__ = scanning.handle_class

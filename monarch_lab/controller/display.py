@@ -27,12 +27,15 @@ def values(tensor: Any) -> list[tuple[list[int], str]]:
         return [(list(tensor._ref.mesh.ranks_key), repr(tensor._value))]
     mesh = tensor._ref.mesh
     equal = not any(not (tensor._store or tensor._ref).equal >> k & 1 for k in range(len(mesh.names)))
+    equal = equal and not mesh.lost_ranks
     ranks = mesh.ranks_key[:1] if equal else mesh.ranks_key[:_MAX_SHOWN_RANKS]
+    there = [rank for rank in ranks if rank not in mesh.lost_ranks]
     try:
-        futures = {rank: send_call(mesh, rank, _TEXT, (tensor,), for_display=True) for rank in ranks}
+        futures = {rank: send_call(mesh, rank, _TEXT, (tensor,), for_display=True) for rank in there}
     except (MeshError, RuntimeError, ValueError, TypeError, LookupError) as e:
         return [(list(mesh.ranks_key), f"<no value: {e}>")]
-    found: dict[str, list[int]] = {}
+    gone = [rank for rank in ranks if rank in mesh.lost_ranks]
+    found: dict[str, list[int]] = {"<gone: made before it was restarted>": gone} if gone else {}
     for rank, future in futures.items():
         try:
             text = future.result()

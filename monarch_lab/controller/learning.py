@@ -62,7 +62,7 @@ def template_of(call: Call) -> int:
 
 def learn(call: Call) -> Any:
     client = call.mesh.client
-    client.check_alive(call.mesh.ranks_key)
+    call.mesh.check_alive()
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
     template = template_of(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +12,16 @@ from torch.utils._pytree import tree_map
 from monarch_lab.controller import mode, placing
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh
-from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
+from monarch_lab.wire.ranks import parse_ranks
 from monarch_lab.wire.shape import Slice
 from monarch_lab.wire.snapshot import MeshSnapshot
 
 if TYPE_CHECKING:
     from monarch_lab.controller.client import Client
+
+Ranks = int | Sequence[int] | str | None
 
 
 class Activation:
@@ -86,6 +89,8 @@ class DeviceMesh:
         self.all_equal = full | full << GRAPH
         self.let_go = client.dead.append
         self.let_go_large = client.let_go_large
+        self.lost = ""  # of what was made before a rank had another process: why it cannot be used
+        self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
         self._number = 0
 
@@ -312,9 +317,23 @@ class DeviceMesh:
         self.check_alive()
         return Activation(self)
 
-    def check_alive(self) -> None:
-        """Raises ClosedError or DeviceException where ops on its processes cannot run."""
-        self.client.check_alive(self.ranks_key)
+    def check_alive(self, ranks: Iterable[int] | None = None) -> None:
+        """Raises ClosedError or DeviceException where ops on its processes (or ``ranks`` of them) cannot run."""
+        ranks = self.ranks_key if ranks is None else ranks
+        self.client.check_alive(ranks)
+        if not self.lost_ranks.isdisjoint(ranks):
+            raise DeviceException(self.lost, tuple(sorted(self.lost_ranks)))
+
+    def before(self, ranks: Iterable[int], lost: str) -> DeviceMesh:
+        """A stand-in, for what was made on it before ``ranks`` of it had other processes: it is gone there."""
+        past = DeviceMesh(self.client, self.slice_, self.names, self._owner)
+        past.lost, past.lost_ranks = lost, self.lost_ranks | frozenset(ranks)
+        return past
+
+    @property
+    def now(self) -> DeviceMesh:
+        """Itself, or the mesh that a stand-in stands for."""
+        return self._other(self.slice_, self.names) if self.lost_ranks else self
 
     @property
     def state(self) -> str:
@@ -332,6 +351,32 @@ class DeviceMesh:
     def interrupt(self) -> None:
         """Stop what its workers run, as Ctrl-C does. Any thread; returns within 5 s, whatever they do."""
         self.client.stop_cell()
+
+    def restart(self, ranks: Ranks = None) -> tuple[int, ...]:
+        """Give ranks other processes, of the same ranks; all of them where none is named. The ranks that got one.
+
+        ``ranks``: a number, several, or a text as ``%mesh restart --ranks`` takes it, counted along this mesh. What the
+        other processes hold stays; values with a part on a restarted one can still be fetched from the others, and an
+        op on them raises DeviceException. Process groups are formed again at their next use, random numbers go on as if
+        nothing had been. Raises UsageError for a rank that is not there, or inside ``ml.random.vary``; LaunchError
+        where a process does not come up.
+        """
+        return self._owner.restart(self.chosen(ranks))
+
+    def kill(self, ranks: Ranks) -> tuple[int, ...]:
+        """SIGKILL the processes of these ranks, and what they have started. The ranks that had one."""
+        chosen = self.chosen(ranks)
+        self.client.check_open()
+        return self.client.kill(chosen)
+
+    def chosen(self, ranks: Ranks) -> tuple[int, ...]:
+        """Global ranks of what a user wrote, counted along this mesh. UsageValueError for one that is not there."""
+        if isinstance(ranks, str):
+            return tuple(self.ranks_key[k] for k in parse_ranks(ranks, self.sizes))
+        if ranks is None:
+            return self.ranks_key
+        wanted = [ranks] if isinstance(ranks, int) else list(ranks)
+        return self.chosen(",".join(map(str, wanted)))
 
     def exit(self, error: BaseException | None = None) -> None:
         """Stop every process of the whole mesh; nothing is left running. Safe to call twice."""

@@ -19,6 +19,8 @@ def local_value(func: Any, value: Any) -> UsageError:
 
 
 def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
+    for t in tensors:
+        t._ref.mesh.check_alive()
     mesh = tensors[0]._ref.mesh
     other = next(t._ref.mesh for t in tensors if t._ref.mesh is not mesh)
     return UsageTypeError(

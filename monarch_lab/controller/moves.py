@@ -128,6 +128,7 @@ def _coordinates(mesh: Any, shard: dict[str, int] | None, dims: dict[str, int]) 
 
 def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
     client = mesh.client
+    mesh.check_alive(ranks)
     for t in tensors:
         if hasattr(t, "_value"):
             from monarch_lab.controller.constants import materialise

@@ -18,7 +18,7 @@ from monarch_lab.wire import engine as wire
 def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, same: bool) -> None:
     """Keep tensors on the ranks under ``refs``; ``same``: every rank gets the same ones, sent once."""
     client = mesh.client
-    client.check_alive(mesh.ranks_key)
+    mesh.check_alive()
     if same:
         frames, _ = payload.dumps(next(iter(values.values())))
         client.order(wire.Place(refs, mesh.torch_device), mesh.ranks_key, frames)

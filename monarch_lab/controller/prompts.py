@@ -46,6 +46,10 @@ class Prompts:
         finally:
             self.serving = False
 
+    def forget(self, rank: int) -> None:
+        """Its process is gone: nobody waits for a line any more."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] != rank)
+
     def leave_all(self) -> None:
         while self._waiting:
             self._leave(*self._waiting.popleft())

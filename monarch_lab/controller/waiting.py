@@ -14,12 +14,13 @@ log = logging.getLogger(__name__)
 
 
 class Pending:
-    """One answer from each of ``ranks``. Filled on the I/O thread, read by whoever waits."""
+    """One answer from each of ``ranks``, given after batch ``after``. Filled on the I/O thread, read by who waits."""
 
-    __slots__ = ("ranks", "waiting", "replies", "bell", "done", "_callbacks")
+    __slots__ = ("ranks", "after", "waiting", "replies", "bell", "done", "_callbacks")
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], after: int = 0) -> None:
         self.ranks = frozenset(ranks)
+        self.after = after
         self.waiting = set(self.ranks)
         self.replies: dict[int, tuple[Any, list[Any]]] = {}  # rank -> (message, frames)
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()

@@ -77,6 +77,16 @@ def _interrupt_arguments(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
 
 
+def _restart_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+    parser.add_argument("--ranks", "-r", metavar="R", help="as 3, -1, 0,2-5, ::2, gpu=0; all if not given")
+
+
+def _kill_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+    parser.add_argument("--ranks", "-r", metavar="R", help="as 3, -1, 0,2-5, ::2, gpu=0 or all")
+
+
 @magics_class
 class MeshMagics(Magics):
     shell: Any
@@ -93,6 +103,7 @@ class MeshMagics(Magics):
         %mesh                      the card of the current mesh
         %mesh start                one worker for each GPU; 2 on the CPU where there is none
         %mesh stop                 end the workers of the current mesh
+        %mesh restart --ranks 1    a new process for a rank; the others keep their values
         %mesh list, %mesh use NAME several meshes in one notebook
 
         %%mesh                     as a cell's first line: the cell runs with the mesh active
@@ -207,6 +218,28 @@ class MeshMagics(Magics):
         mesh.interrupt()
         print(f'Interrupted the workers of mesh "{mesh.name}".')
 
+    def restart(self, arguments: Arguments) -> None:
+        mesh = self._meshes.find(arguments.name)
+        ranks = mesh.restart(arguments.ranks)
+        print(f'Restarted {named(ranks)} of mesh "{mesh.name}": {_what_is_left(mesh, ranks)}.')
+
+    def kill(self, arguments: Arguments) -> None:
+        mesh = self._meshes.find(arguments.name)
+        if arguments.ranks is None:
+            raise UsageValueError("%mesh kill: say which, as in --ranks 2 (or --ranks all; %mesh stop ends the mesh)")
+        ranks = mesh.kill(arguments.ranks)
+        print(f'Killed {named(ranks)} of mesh "{mesh.name}".' if ranks else "No process lives there.")
+
+
+def named(ranks: tuple[int, ...]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _what_is_left(mesh: DeviceMesh, ranks: tuple[int, ...]) -> str:
+    if len(ranks) == len(mesh):
+        return "what they held is gone"
+    return "what it held is gone, the other ranks keep theirs"
+
 
 def stopped(meshes: list[DeviceMesh]) -> str:
     """What was stopped, as a sentence; "" if nothing was."""
@@ -224,6 +257,10 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand("list", "List the meshes of this notebook.", MeshMagics.list),
         SubCommand("use", "Choose the mesh that cells run on.", MeshMagics.use, _use_arguments),
         SubCommand("interrupt", "Interrupt what the workers run.", MeshMagics.interrupt, _interrupt_arguments),
+        SubCommand(
+            "restart", "Give ranks new processes; the others keep theirs.", MeshMagics.restart, _restart_arguments
+        ),
+        SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }
 

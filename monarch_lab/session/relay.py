@@ -37,6 +37,14 @@ class Relay:
     def on_process(self, process: ProcessInfo) -> None:
         self._pass(lambda listener: listener.on_process(process))
 
+    def on_beat(self) -> None:
+        if self._target is not None:
+            self._target.on_beat()
+
+    def on_silence(self, text: str) -> None:
+        if self._target is not None:
+            self._target.on_silence(text)
+
     def on_lost(self, reason: str) -> None:
         self._pass(lambda listener: listener.on_lost(reason))
 

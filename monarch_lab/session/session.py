@@ -10,7 +10,7 @@ from typing import Any
 
 import monarch_lab.controller.tensor  # noqa: F401  the class of every tensor that is made
 from monarch_lab.config import Settings
-from monarch_lab.controller import patches
+from monarch_lab.controller import patches, rejoining
 from monarch_lab.controller.client import Client
 from monarch_lab.controller.mesh import DeviceMesh
 from monarch_lab.controller.random import kernel_seed
@@ -35,6 +35,7 @@ class Session:
         self.parts: dict[Any, DeviceMesh] = {}
         self.client = Client(launch.name, launch.hosts * launch.per_host, settings)
         self.supervisor = supervisor
+        self._settings = settings
         self._relay = relay
         self.started = time.monotonic()
         self._numbers = itertools.count(1)
@@ -57,6 +58,40 @@ class Session:
         except BaseException:
             self.stop()
             raise
+
+    def restart(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Give these ranks other processes (see DeviceMesh.restart). What cannot be restarted is left as it was."""
+        client = self.client
+        # Held all the while: what another thread sent would reach a process that does not know the words yet.
+        with client.lock:
+            rejoining.check_can_restart(client)
+            if client.is_lost:
+                ranks = self.mesh.ranks_key
+            else:
+                client.flush()
+            client.ending = frozenset(ranks)
+            try:
+                if client.is_lost:
+                    self._start_anew()
+                else:
+                    self.supervisor.restart(ranks)
+            finally:
+                client.ending = frozenset()
+            rejoining.rejoin(self.mesh, ranks)
+        return ranks
+
+    def _start_anew(self) -> None:
+        """The agent is gone: another one, with other processes for every rank."""
+        self.supervisor.stop()
+        supervisor = Supervisor(self.launch, self._settings, self._relay)
+        supervisor.start()
+        try:
+            supervisor.wait_ready()
+        except BaseException:
+            supervisor.stop()
+            raise
+        self.supervisor = supervisor
+        self.client.attach(supervisor)
 
     def next_number(self) -> int:
         return next(self._numbers)
@@ -98,7 +133,7 @@ class Session:
         )
 
     def _process(self, info: ProcessInfo) -> ProcessSnapshot:
-        op, age, pending = self.client.oldest_op(info.rank)
+        op, age, pending = self.client.progress.oldest(info.rank)
         if not info.is_live or self.client.is_gone(info.rank):
             state, op, age, pending = "exited", "", 0.0, 0
         elif self.client.state == "starting":

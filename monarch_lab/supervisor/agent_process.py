@@ -57,6 +57,11 @@ class AgentProcess:
         # Readable when it has ended; None where there is no such thing: then ask has_ended() now and then.
         self.end_fd = platform.open_pidfd(self.pid)
 
+    def activity(self) -> str:
+        """The state letter of /proc; "?" where that does not say."""
+        used = platform.usage(self.pid)
+        return used[2] if used is not None else "?"
+
     def has_ended(self) -> bool:
         return self._popen.poll() is not None
 

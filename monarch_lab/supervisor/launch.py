@@ -32,5 +32,11 @@ class Listener(Protocol):
     def on_process(self, process: ProcessInfo) -> None:
         """A process has started, is ready, or has exited (after its last report)."""
 
+    def on_beat(self) -> None:
+        """The agent has told what its processes use: the snapshots are of this moment."""
+
+    def on_silence(self, text: str) -> None:
+        """The agent has not been heard for a while (told at each look), or "": it speaks."""
+
     def on_lost(self, reason: str) -> None:
         """The agent is gone, and every worker with it."""

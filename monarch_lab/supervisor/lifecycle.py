@@ -112,6 +112,10 @@ class ProcessInfo:
                 return replace(self, state=state, last_lines=event.text)
         return replace(self, state=state)
 
+    def successor(self, process: int) -> ProcessInfo:
+        """The first snapshot of another process under the same rank."""
+        return ProcessInfo(self.rank, process, self.host, self.label, self.stdout_path, self.stderr_path)
+
     @property
     def is_live(self) -> bool:
         return self.state in LIVE
@@ -124,8 +128,8 @@ class ProcessInfo:
             return self.state.name.lower().replace("_", " ")
         return f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
 
-    def obituary(self) -> str:
-        """How it ended, in one line, and what it printed last."""
+    def obituary(self, doing: str = "") -> str:
+        """How it ended, in one line (with ``doing`` at its end), and what it printed last."""
         who = f"rank {self.rank} (host {self.host}, pid {self.pid})"
         match self.state:
             case ProcessState.EXITED:
@@ -138,6 +142,7 @@ class ProcessInfo:
                 return f"{who} is {self.state.name.lower()}"
         if self.out_of_memory:
             line += ": the system was out of memory"
+        line += doing
         return f"{line}\n{self.last_lines}" if self.last_lines else line
 
 

@@ -13,12 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import zmq
+from msgspec import structs
 
 from monarch_lab.config import MARK_VARIABLE, Settings
-from monarch_lab.errors import ClosedError, ProtocolError
+from monarch_lab.errors import ClosedError, LaunchError, ProtocolError
 from monarch_lab.supervisor.agent_process import AgentProcess
 from monarch_lab.supervisor.launch import Listener
 from monarch_lab.supervisor.lifecycle import (
@@ -33,6 +34,7 @@ from monarch_lab.supervisor.lifecycle import (
 )
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
 from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
+from monarch_lab.supervisor.silence import Silence, Verdict
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import bind_private
 from monarch_lab.transport.doorbell import Doorbell
@@ -66,37 +68,48 @@ _QUIET_AT_LATEST_S = 0.05
 _MESSAGES_A_ROUND = 256
 
 
-class SupervisorLoop:
-    """Made with the spec of the agent; ``open`` and ``start`` bring it to life, ``ask_to_stop`` ends it."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The workers of a mesh, by rank, and who is told of them."""
 
-    def __init__(
-        self,
-        spec: AgentSpec,
-        launches: dict[int, LaunchWorker],
-        processes: dict[int, ProcessInfo],
-        settings: Settings,
-        listener: Listener,
-    ) -> None:
-        self.processes = processes  # by rank; replaced as a whole
+    name: str
+    launches: dict[int, LaunchWorker]
+    processes: dict[int, ProcessInfo]
+    listener: Listener
+
+
+class SupervisorLoop:
+    """Made with the agent's spec; ``open`` brings it to life, ``launch`` gives it workers, ``ask_to_stop`` ends it.
+
+    ``name`` is the mesh's in messages, until a plan brings another.
+    """
+
+    def __init__(self, spec: AgentSpec, settings: Settings, name: str) -> None:
+        self.processes: dict[int, ProcessInfo] = {}  # by rank; replaced as a whole
         self.start = StartClock(settings.timeouts)
+        self.name = name
         self._spec = spec
-        self._launches = launches
         self._timeouts = settings.timeouts
-        self._listener = listener
+        self._plans: deque[Plan] = deque()
+        self._plan_taken = threading.Event()
+        self._listener: Listener | None = None
         self._roll = Roll(spec.key)
-        self._rank_of_process = {launch.process: rank for rank, launch in launches.items()}
-        for rank, launch in launches.items():
-            self._roll.expect(rank, launch.process)
+        self._launches: dict[int, LaunchWorker] = {}
+        self._rank_of_process: dict[int, int] = {}
         self._welcome = encode(Welcome(spec.key))
         self._orders_lock = threading.Lock()  # guards _orders
         self._to_agent: deque[Message] = deque()
+        self._to_replace: deque[int] = deque()  # ranks whose process has ended and shall have another
+        self._changed = threading.Condition()  # told when processes change
         self._doorbell = Doorbell()
         self._stop_asked = threading.Event()
         self._agent: AgentProcess | None = None
+        self._silence: Silence | None = None  # from the first beat on
+        self._given_up = ""
         self._lifeline = -1
         self._ended: list[ProcessExited] = []
         self._ended_by = float("inf")
-        self._thread = threading.Thread(target=self._run, name=f"supervisor {spec.mesh}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
         self._context: zmq.Context | None = None
 
     # --- any thread
@@ -108,17 +121,32 @@ class SupervisorLoop:
         self._reports = self._context.socket(zmq.ROUTER)
         for socket, where in ((self._orders, self._spec.orders), (self._reports, self._spec.reports)):
             configure(socket, 0)
+            if socket is self._orders:
+                # Each subscription is told, also one to a topic whose last subscriber's end was not noticed yet.
+                socket.setsockopt(zmq.XPUB_VERBOSE, 1)
             bind_private(socket, where)
         self._orders_fd = self._orders.getsockopt(zmq.FD)
         self._agent, self._lifeline = start_agent()
         self.start.enter(Stage.AGENT, 1, time.monotonic())
         self._thread.start()
 
+    def launch(self, plan: Plan) -> None:
+        """Have its workers started, as soon as the agent can; returns once ``processes`` holds them. Once."""
+        self._plans.append(plan)
+        self._doorbell.ring()
+        # The thread takes it at once, but for one that ends in this very moment.
+        if self.start.progress.state is not MeshState.STARTING or not self._plan_taken.wait(self._timeouts.stop_grace):
+            raise LaunchError(f"mesh {plan.name} cannot start: {self.start.progress}")
+
+    @property
+    def agent_pid(self) -> int:
+        return self._agent.pid if self._agent is not None else 0
+
     def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
         """Send on the order socket, topic first. Never blocks: nothing limits the queue."""
         with self._orders_lock:
             if self._orders is None:
-                raise ClosedError(f"mesh {self._spec.mesh} is closed")
+                raise ClosedError(f"mesh {self.name} is closed")
             for message in messages:
                 send_frames(self._orders, message)
             waiting = is_readable(self._orders)
@@ -128,6 +156,16 @@ class SupervisorLoop:
     def order_agent(self, message: Message) -> None:
         self._to_agent.append(message)
         self._doorbell.ring()
+
+    def replace(self, rank: int) -> None:
+        """Ask for another process under a rank whose own has ended."""
+        self._to_replace.append(rank)
+        self._doorbell.ring()
+
+    def wait_processes(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Until ``done()``, which is asked whenever a process has changed; what it said last."""
+        with self._changed:
+            return self._changed.wait_for(done, max(0.0, timeout))
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
@@ -160,7 +198,7 @@ class SupervisorLoop:
             self._serve()
             self._stop_agent()
         except Exception as e:
-            log.exception("the supervisor of mesh %s failed", self._spec.mesh)
+            log.exception("the supervisor of mesh %s failed", self.name)
             self.start.fail_start(f"the supervisor failed: {e!r}; please report it with the log")
             self._lose_agent(f"the supervisor failed: {e!r}")
             if self._agent is not None:
@@ -177,20 +215,42 @@ class SupervisorLoop:
         while not self._stop_asked.is_set():
             ready = dict(poller.poll(self._wait_ms()))
             self._doorbell.answer()
+            self._take_plan()
             quiet = not self._read_reports() if self._reports in ready else True
             self._take_subscriptions()
+            self._replace_asked()
             self._send_to_agent()
             self._tell_ended(quiet)
             self._check_stage()
+            self._judge_silence(time.monotonic())
             if self._agent.end_fd in ready or (self._agent.end_fd is None and self._agent.has_ended()):
                 self._handle_agent_end()
                 self._stop_asked.wait()
+
+    def _take_plan(self) -> None:
+        if not self._plans:
+            return
+        plan = self._plans.popleft()
+        self.name = plan.name
+        self._thread.name = f"supervisor {plan.name}"
+        self._listener = plan.listener
+        self._rank_of_process = {launch.process: rank for rank, launch in plan.launches.items()}
+        for rank, launch in plan.launches.items():
+            self._roll.expect(rank, launch.process)
+        self._launches = dict(plan.launches)
+        self._set_processes(plan.processes)
+        if self.start.progress.stage is Stage.IDLE:
+            self.start.enter(Stage.WORKERS, len(plan.processes), time.monotonic())
+        self._to_agent.extend(plan.launches.values())
+        self._plan_taken.set()
 
     def _wait_ms(self) -> int:
         if self._ended:
             return poll_ms(_QUIET_S)
         now = time.monotonic()
         until = self.start.due - now
+        if self._silence is not None:
+            until = min(until, self._silence.next_look - now)
         if self._agent is not None and self._agent.end_fd is None:
             until = min(until, self._timeouts.beat)
         return -1 if until == float("inf") else poll_ms(until)
@@ -198,6 +258,16 @@ class SupervisorLoop:
     def _send_to_agent(self) -> None:
         while self._to_agent and self._roll.is_agent(AGENT):
             send_frames(self._reports, [AGENT, encode(self._to_agent.popleft())])
+
+    def _replace_asked(self) -> None:
+        while self._to_replace:
+            rank = self._to_replace.popleft()
+            process = max(self._rank_of_process) + 1
+            launch = self._launches[rank] = structs.replace(self._launches[rank], process=process)
+            self._rank_of_process[process] = rank
+            self._roll.expect(rank, process)
+            self._set_processes({**self.processes, rank: self.processes[rank].successor(process)})
+            self._to_agent.append(launch)
 
     def _read_reports(self) -> bool:
         """Take in what is there, up to a round's worth; whether there was anything."""
@@ -217,7 +287,8 @@ class SupervisorLoop:
             if is_hello(header):
                 self._roll.refuse(identity, f"rank {rank} has said hello before")
                 return
-            self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
+            if self._listener is not None:
+                self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
         elif self._roll.is_agent(identity):
             try:
                 self._handle_agent(_decode_from_agent(parts[0].buffer))
@@ -226,7 +297,7 @@ class SupervisorLoop:
         else:
             match self._roll.admit(identity, len(parts), parts[0].buffer):
                 case AgentHello():
-                    self._to_agent.extendleft([*reversed(self._launches.values()), Welcome(self._spec.key)])
+                    self._to_agent.appendleft(Welcome(self._spec.key))
                     self.start.enter(Stage.IMPORTS, 1, time.monotonic())
                 case Entry() as entry:
                     self._greet(entry)
@@ -264,9 +335,10 @@ class SupervisorLoop:
     def _handle_agent(self, message: Message) -> None:
         match message:
             case ZygoteReady():
-                self.start.enter(Stage.WORKERS, len(self.processes), time.monotonic())
+                stage = Stage.WORKERS if self.processes else Stage.IDLE
+                self.start.enter(stage, len(self.processes), time.monotonic())
             case ZygoteFailed():
-                self.start.fail_start(f"the workers' modules cannot be imported:\n{message.text}")
+                self._note_zygote_end(message.text)
             case ProcessStarted():
                 rank = self._rank(message.process)
                 self._apply(rank, Started(message.pid))
@@ -281,9 +353,37 @@ class SupervisorLoop:
                     self._ended_by = time.monotonic() + _QUIET_AT_LATEST_S
                 self._ended.append(message)
             case Beat():
+                self._hear_beat(time.monotonic())
                 self._note_usage(message)
             case AgentStopped() | AgentHello():
                 pass
+
+    def _note_zygote_end(self, text: str) -> None:
+        """Of no effect once there are workers: the agent starts another zygote when one is to be forked."""
+        match self.start.progress.stage:
+            case Stage.IMPORTS:
+                self.start.fail_start(f"the workers' modules cannot be imported:\n{text}")
+            case Stage.IDLE:
+                self.start.fail_start(f"the zygote has ended:\n{text}")
+
+    def _hear_beat(self, now: float) -> None:
+        times = self._timeouts
+        if self._silence is None:
+            self._silence = Silence(times.look, times.unreachable, times.lost, now)
+        self._silence.hear(now)
+
+    def _judge_silence(self, now: float) -> None:
+        if self._silence is None or self._given_up or not self._silence.is_due(now):
+            return
+        assert self._agent is not None
+        verdict = self._silence.look(now)
+        text = f"the agent (pid {self._agent.pid}, state {self._agent.activity()}) has been silent"
+        if verdict is Verdict.LOST:
+            # Killed, and the rest is as with any agent that ends: the guard ends what is below it.
+            self._given_up = f"{text} for {self._silence.for_s(now):.0f} s"
+            self._agent.kill()
+        elif self._listener is not None:
+            self._tell(self._listener.on_silence, text if verdict is Verdict.UNREACHABLE else "")
 
     def _rank(self, process: int) -> int:
         try:
@@ -295,8 +395,12 @@ class SupervisorLoop:
         fresh = dict(self.processes)
         for used in beat.usage:
             rank = self._rank(used.process)
+            if fresh[rank].process != used.process:
+                continue
             fresh[rank] = replace(fresh[rank], rss_bytes=used.rss_bytes, cpu_s=used.cpu_s, activity=used.state)
         self.processes = fresh
+        if self._listener is not None:
+            self._tell(self._listener.on_beat)
 
     def _tell_ended(self, quiet: bool) -> None:
         if not self._ended or not (quiet or time.monotonic() >= self._ended_by):
@@ -310,21 +414,28 @@ class SupervisorLoop:
 
     def _handle_agent_end(self) -> None:
         assert self._agent is not None
+        self._take_plan()  # who asked in this moment is told what became of it
         while self._read_reports():
             pass
         self._tell_ended(quiet=True)
         self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
-        how = f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
+        how = self._given_up or f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
         self.start.fail_start(f"{how} before the mesh was up\n{self._agent.last_lines()}")
         self._lose_agent(how)
 
     def _lose_agent(self, reason: str) -> None:
         self._forget_processes()
         self.start.move(MeshState.FAILED)
-        self._tell(self._listener.on_lost, reason)
+        if self._listener is not None:
+            self._tell(self._listener.on_lost, reason)
 
     def _forget_processes(self) -> None:
-        self.processes = {rank: info.after(AgentLost()) for rank, info in self.processes.items()}
+        self._set_processes({rank: info.after(AgentLost()) for rank, info in self.processes.items()})
+
+    def _set_processes(self, processes: dict[int, ProcessInfo]) -> None:
+        with self._changed:
+            self.processes = processes
+            self._changed.notify_all()
 
     # --- stages and snapshots
 
@@ -334,8 +445,9 @@ class SupervisorLoop:
         except ProtocolError as e:
             log.warning("rank %d: %s", rank, e)
             return
-        self.processes = {**self.processes, rank: info}
-        self._tell(self._listener.on_process, info)
+        self._set_processes({**self.processes, rank: info})
+        if self._listener is not None:
+            self._tell(self._listener.on_process, info)
 
     def _check_stage(self) -> None:
         if time.monotonic() >= self.start.due:
@@ -348,7 +460,7 @@ class SupervisorLoop:
             call(*args)
         except Exception:
             # The listener's bug must not cost the mesh its supervisor.
-            log.exception("a listener of mesh %s failed", self._spec.mesh)
+            log.exception("a listener of mesh %s failed", self.name)
 
     # --- the end
 

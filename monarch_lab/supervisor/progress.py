@@ -26,6 +26,7 @@ class Stage(Enum):
 
     AGENT = "agent"
     IMPORTS = "import torch"
+    IDLE = "spare"  # nothing: no mesh has asked for workers yet
     WORKERS = "workers"
 
 
@@ -52,6 +53,7 @@ class StartClock:
         self._within_s = {
             Stage.AGENT: timeouts.agent_hello,
             Stage.IMPORTS: timeouts.zygote_ready,
+            Stage.IDLE: float("inf"),
             Stage.WORKERS: timeouts.worker_hello,
         }
         self._changed = threading.Condition()  # guards progress

@@ -248,11 +248,39 @@ class Vary(Message, frozen=True):
     position: int
 
 
+class Rejoin(Message, frozen=True):
+    """Other processes have taken these ranks. Groups with them are formed anew, by files with this ``number``; a
+    process that is one of them has none of the values made before, and says ``lost`` of those."""
+
+    number: int
+    ranks: list[int]
+    lost: str
+
+
+class AdoptStreams(Message, frozen=True):
+    """Draw random numbers from these streams (the frames; see worker/randomness.py) from now on."""
+
+
 class Exit(Message, frozen=True):
     pass
 
 
-Order = Define | Batch | Learn | LearnBackward | Place | Fetch | CallAndFetch | Poison | Retain | Seed | Vary | Exit
+Order = (
+    Define
+    | Batch
+    | Learn
+    | LearnBackward
+    | Place
+    | Fetch
+    | CallAndFetch
+    | Poison
+    | Retain
+    | Seed
+    | Vary
+    | Rejoin
+    | AdoptStreams
+    | Exit
+)
 
 
 # --- control, kernel to a worker's reader thread: heard while an op runs

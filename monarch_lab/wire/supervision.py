@@ -25,6 +25,17 @@ class Welcome(Message, frozen=True):
 # --- kernel to agent
 
 
+class MeshFacts(msgspec.Struct, frozen=True):
+    """What every worker of a mesh is told. Travels with each order: the agent may be older than the mesh."""
+
+    name: str
+    world_size: int
+    device: str  # "cpu" or "cuda"
+    seed: int
+    python_path: list[str]
+    cwd: str
+
+
 class LaunchWorker(Message, frozen=True):
     """Fork one worker from the zygote. Answered once, by ProcessStarted or ProcessNotStarted."""
 
@@ -34,6 +45,8 @@ class LaunchWorker(Message, frozen=True):
     env: dict[str, str]  # added to the zygote's environment
     stdout_path: str
     stderr_path: str
+    mesh: MeshFacts
+    without: list[str] = []  # variables taken out of the zygote's environment
     host: str = "0"
     local_world_size: int = 1
 
@@ -77,7 +90,7 @@ class ZygoteReady(Message, frozen=True):
 
 
 class ZygoteFailed(Message, frozen=True):
-    """The zygote ended before it was ready; ``text`` is what it printed last."""
+    """The zygote ended, whenever it was; ``text`` is what it printed last. The next order to fork starts another."""
 
     text: str
 
@@ -147,7 +160,6 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
     key: bytes
     mark: str  # value of config.MARK_VARIABLE for every process below the agent
-    mesh: str
     kernel_pid: int
     kernel_fd: int  # a pidfd of the kernel
     lifeline_fd: int  # held by agent and guard alone: end of file tells the kernel that both are gone
@@ -155,12 +167,8 @@ class AgentSpec(msgspec.Struct, frozen=True):
     orders: str
     reports: str
     rendezvous: str
-    world_size: int
-    device: str
-    seed: int
     environ: dict[str, str]  # whole environment of the zygote, the mark apart
-    python_path: list[str]
-    cwd: str
+    python_path: list[str]  # for the zygote's imports
     preload: list[str]
     worker_module: str
     beat_s: float
@@ -229,6 +237,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     stderr_path: str
     python_path: list[str]
     cwd: str
+    without: list[str] = []  # variables of the zygote that this worker is not to have
     process: int = 0  # the supervisor's number for it: names its report socket
     worker_module: str = "monarch_lab.worker.main"
     hello_s: float = 150.0  # how long it waits for the kernel's Welcome

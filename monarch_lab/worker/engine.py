@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import torch
 
-from monarch_lab.errors import ProtocolError
+from monarch_lab.errors import DeviceException, ProtocolError
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning
 from monarch_lab.worker.definitions import Definitions
-from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
+from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
 
@@ -161,6 +161,8 @@ class Engine:
             failure = dependent.failure
             self._take_part(code, i)
         else:
+            if isinstance(error, DeviceException):  # an input went with the process before this one
+                self._take_part(code, i)
             failure = describe_error(error)
             position = self._position(code, i)
             self._report(wire.OpFailed(batch.number, position, failure, outputs))
@@ -240,16 +242,21 @@ class Engine:
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         return backward.replay(self, self.known.plans[code[i + 1]], code, i)
 
+    def rejoin(self, lost: str) -> None:
+        """This process is not the first of its rank: what was made before it came is not here."""
+        self.cells = Cells(lost, self.rank)
+
     # --- calls that answer
 
     def learn(self, order: wire.Learn) -> None:
         template = self.known.templates[order.template]
         try:
             inputs = self._begin(order.ident, order.cell, order.scope, order.ambient, order.inputs)
-        except DependentOnError as e:
+        except (DependentOnError, DeviceException) as e:
             if template.definition.collective:
                 self._learn_with_zeros(order, template)
-            self._report(wire.LearnFailed(order.ident, e.failure, dependent=True))
+            failure = e.failure if isinstance(e, DependentOnError) else describe_error(e)
+            self._report(wire.LearnFailed(order.ident, failure, isinstance(e, DependentOnError)))
             return
         except KeyboardInterrupt as e:
             self._report(wire.LearnFailed(order.ident, describe_error(e)))

@@ -8,6 +8,7 @@ import pickle
 import traceback
 from typing import Any, NoReturn
 
+from monarch_lab.errors import DeviceException
 from monarch_lab.wire.engine import Failure
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -23,6 +24,18 @@ class DependentOnError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
         self.failure = failure
+
+
+class Cells(dict[int, Any]):
+    """Of a process that took another one's rank: what that one held is gone, and reading it says so."""
+
+    def __init__(self, lost: str, rank: int) -> None:
+        super().__init__()
+        self._lost = lost
+        self._rank = rank
+
+    def __missing__(self, ref: int) -> NoReturn:
+        raise DeviceException(self._lost, (self._rank,))
 
 
 class PredictionError(Exception):

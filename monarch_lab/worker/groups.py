@@ -9,6 +9,7 @@ import datetime
 import itertools
 import math
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,17 @@ class Groups:
         self._meshes = meshes
         self._groups: dict[tuple[int, tuple[str, ...]], Group] = {}
         self._backends: dict[tuple[int, ...], Any] = {}
+        self._number = 0
+
+    def rejoin(self, number: int, ranks: Iterable[int]) -> None:
+        """Other processes have taken these ranks: groups with them are formed anew at their next use.
+
+        ``number`` is the same on every rank, and new: a rendezvous file serves one group, once.
+        """
+        gone = set(ranks)
+        self._number = number
+        self._groups = {key: g for key, g in self._groups.items() if gone.isdisjoint(g.ranks)}
+        self._backends = {members: b for members, b in self._backends.items() if gone.isdisjoint(members)}
 
     def along(self, mesh: int, dims: tuple[str, ...]) -> Group:
         found = self._groups.get((mesh, dims))
@@ -67,7 +79,7 @@ class Groups:
             import torch.distributed as dist
 
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # torch's own sockets have no encryption: never leave the host
-            path = os.path.join(self._directory, "group-" + "-".join(map(str, ranks)))
+            path = os.path.join(self._directory, f"group{self._number}-" + "-".join(map(str, ranks)))
             store = dist.PrefixStore("gloo", dist.FileStore(path, len(ranks)))
             self._backends[ranks] = dist.ProcessGroupGloo(store, position, len(ranks), _TIMEOUT)
         return self._backends[ranks]

@@ -15,11 +15,12 @@ import torch
 import torch.distributed  # noqa: F401  in the zygote, so that a worker's first group forms quickly
 
 from monarch_lab import config
+from monarch_lab.tensors import payload
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import failures, groups
+from monarch_lab.worker import failures, groups, randomness
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -40,6 +41,7 @@ class Worker:
         self._flusher = Flusher(self._streams)
         self._debugger = Debugger(self.report, self._flush)
         failures.own_rank = spec.rank
+        randomness.install(self._randomness)
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes))
 
     def report(self, message: Any, frames: Any = ()) -> None:
@@ -122,6 +124,12 @@ class Worker:
                 self._randomness.seed(order.seed)
             case wire.Vary():
                 self._randomness.vary(order.level, order.seed, order.position)
+            case wire.Rejoin():
+                groups.current().rejoin(order.number, order.ranks)
+                if self._rank in order.ranks:
+                    engine.rejoin(order.lost)
+            case wire.AdoptStreams():
+                self._randomness.adopt(*payload.loads(frames))
 
     def close(self) -> None:
         self._flush()

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from monarch_lab.errors import InternalError
+
 _MASK = (1 << 64) - 1
 WHOLE = 0
 ONE_PROCESS = -1
@@ -87,6 +89,20 @@ class Randomness:
         finally:
             self.use(scope)
 
+    def common(self) -> tuple[int, dict[int, _State]]:
+        """The seed, and where each stream is that ranks draw equal numbers from. Asked in a call on one process, whose
+        own stream is in use then."""
+        return self._streams.seed, {scope: s for scope, s in self._streams.states.items() if scope >= WHOLE}
+
+    def adopt(self, seed: int, states: dict[int, _State]) -> None:
+        """Go on where another rank's ``common`` streams are. Before anything was drawn here."""
+        self._streams = _Streams(seed, dict(states))
+        state = self._streams.states.pop(self._scope, None)
+        if state is not None:
+            _set_state(state)
+        else:
+            torch.manual_seed(self._first(self._scope))
+
     def seed(self, seed: int) -> None:
         """Every stream begins again."""
         self._streams = _Streams(seed)
@@ -121,6 +137,20 @@ def reseeded() -> Iterator[None]:
         yield
     finally:
         _set_state(state)
+
+
+_own: Randomness | None = None
+
+
+def install(randomness: Randomness) -> None:
+    global _own
+    _own = randomness
+
+
+def common_streams() -> tuple[int, dict[int, _State]]:
+    if _own is None:
+        raise InternalError("random streams outside a worker")
+    return _own.common()
 
 
 def get_state() -> torch.Tensor:

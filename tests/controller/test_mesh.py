@@ -211,8 +211,8 @@ def test_ops_that_go_back_and_forth_between_parts_stay_within_reach(mesh: Any) -
     furthest = 0
     for _ in range(300):
         values = [v + 1 for v in values]
-        furthest = max(furthest, client.batch - min(client._done.values()))
+        furthest = max(furthest, client.batch - min(client.progress.done.values()))
     mesh.sync()
-    assert furthest <= client.settings.engine.max_batches_in_flight + 3 * client.settings.engine.report_every_batches
-    assert not client._issued
+    assert furthest <= client.settings.engine.max_batches_in_flight + 3 * client._report_every
+    assert not client.progress._batches
     assert [ml.inspect(v).tolist() for v in values] == [[301, 301], [301, 301]]

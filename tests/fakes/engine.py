@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch_lab.errors import ClosedError, DeviceException, UsageValueError
+from monarch_lab.wire.ranks import parse_ranks
 from monarch_lab.wire.snapshot import MeshSnapshot, MeshState, ProcessSnapshot
 
 MIB = 1 << 20
@@ -73,6 +74,7 @@ class FakeMesh:
         self.client = FakeClient()
         self.state: MeshState = "live"
         self.note = ""
+        self.acted: list[str] = []
         self.on_exit: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
@@ -88,6 +90,20 @@ class FakeMesh:
 
     def interrupt(self) -> None:
         self.client.stop_cell()
+
+    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
+        return parse_ranks("all" if ranks is None else ranks, self.sizes)
+
+    def __len__(self) -> int:
+        return self.sizes["host"] * self.sizes["gpu"]
+
+    def restart(self, ranks: str | None = None) -> tuple[int, ...]:
+        self.acted.append(f"restart {self._chosen(ranks)}")
+        return self._chosen(ranks)
+
+    def kill(self, ranks: str) -> tuple[int, ...]:
+        self.acted.append(f"kill {self._chosen(ranks)}")
+        return self._chosen(ranks)
 
     def die(self, note: str) -> None:
         self.state, self.note = "dead", note

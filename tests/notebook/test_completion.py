@@ -14,12 +14,14 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%mesh ", ["interrupt", "list", "start", "status", "stop", "use"]),
+        ("%mesh ", ["interrupt", "kill", "list", "restart", "start", "status", "stop", "use"]),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
         ("%mesh stop m", ["mesh"]),
         ("%mesh use ", ["--help", "mesh"]),
+        ("%mesh restart m", ["mesh"]),
+        ("%mesh kill --r", ["--ranks"]),
         ("%%mesh --", ["--async", "--help", "--name", "--quiet", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),

@@ -73,7 +73,8 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         ("%mesh strat", "UsageValueError: %mesh: unknown sub-command 'strat'; did you mean start?"),
         (
             "%mesh xyz",
-            "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt",
+            "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
+            "restart, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -154,3 +155,30 @@ def test_cells_have_help(shell: Shell) -> None:
         assert shell.text.startswith("usage: %%mesh [-h] [--name NAME] [--time] [--quiet] [--async]")
     shell.run("%%mesh?")
     assert "Start, look at and stop meshes" in shell.text
+
+
+def test_ranks_are_restarted_and_killed(started: Shell) -> None:
+    mesh = started.mesh()
+    started.run("%mesh restart --ranks 1")
+    assert started.text == 'Restarted rank 1 of mesh "mesh": what it held is gone, the other ranks keep theirs.\n'
+    started.run("%mesh restart mesh")
+    assert started.text == 'Restarted ranks 0, 1 of mesh "mesh": what they held is gone.\n'
+    started.run("%mesh kill --ranks gpu=0")
+    assert started.text == 'Killed rank 0 of mesh "mesh".\n'
+    assert mesh.acted == ["restart (1,)", "restart (0, 1)", "kill (0,)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        (
+            "%mesh kill",
+            "UsageValueError: %mesh kill: say which, as in --ranks 2 (or --ranks all; %mesh stop ends the mesh)",
+        ),
+        ("%mesh restart --ranks 7", "'7': there is no rank 7; ranks are 0 to 1 (or -2 to -1)"),
+        ("%mesh restart nomesh", "UsageKeyError: No mesh is named 'nomesh'; did you mean mesh?"),
+    ],
+)
+def test_ranks_that_cannot_be_meant_are_refused(started: Shell, line: str, sentence: str) -> None:
+    started.run(line)
+    assert sentence in started.text

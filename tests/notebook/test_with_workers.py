@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +186,35 @@ def test_a_dead_worker_is_one_sentence_and_a_start_begins_afresh(kernel: Kernel)
     kernel.run("%mesh start --cpu")
     assert kernel.text().startswith('Mesh "mesh" was dead (')
     assert kernel.run("%%mesh\ntorch.ones(2).sum()") == "ok", kernel.errors()
+
+
+def test_a_dead_rank_is_told_at_once_and_restarted_beside_the_other(kernel: Kernel) -> None:
+    kernel.run("import os, signal\npids = [p.pid for p in ml.meshes()['mesh'].status().processes]")
+    kernel.run("%%mesh\nw = torch.full((2,), 5.0)")
+    body = "os.kill(pids[1], signal.SIGKILL)\nwhile True: ml.meshes()['mesh'].check_alive()"
+    assert kernel.run(f"%%mesh\n{body}") == "error"
+    told = kernel.text()
+    assert "[0.1] rank 1 (host 0, pid " in told and "was killed by SIGKILL" in told
+    assert "%mesh restart --ranks 1 brings it back" in kernel.errors()[0]["evalue"]
+    assert kernel.run("%mesh restart --ranks 1") == "ok", kernel.errors()
+    assert kernel.text() == 'Restarted rank 1 of mesh "mesh": what it held is gone, the other ranks keep theirs.\n'
+    assert kernel.run("%%mesh\nprint(ml.inspect(w, gpu=0).tolist())\ntorch.ones(2).reduce('gpu')") == "ok", (
+        kernel.errors()
+    )
+    assert "[5.0, 5.0]" in kernel.text() and "tensor([2., 2.])" in kernel.displays()[0]["text/plain"]
+    assert kernel.run("%%mesh\nw + 1") == "error"
+    assert traceback(kernel).splitlines()[0].startswith("DeviceException") or "LOST" in traceback(kernel)
+
+
+def test_a_stopped_worker_is_told_while_the_cell_waits_and_may_go_on(kernel: Kernel) -> None:
+    kernel.run("import os, signal\npids = [p.pid for p in ml.meshes()['mesh'].status().processes]")
+    kernel.run("print(pids[1])")
+    pid = int(kernel.text())
+    act = when(kernel, "is stopped by a signal", lambda: os.kill(pid, signal.SIGCONT))
+    body = "os.kill(pids[1], signal.SIGSTOP)\nshout(one, 'after the stop')"
+    assert kernel.run(f"%%mesh\n{body}", during=act) == "ok", kernel.errors()  # type: ignore[arg-type]
+    assert f"rank 1 (pid {pid}) is stopped by a signal (state T): kill -CONT {pid} lets it go on" in kernel.text()
+    assert kernel.text().count("after the stop") == 2
 
 
 def test_unloading_ends_the_workers(kernel: Kernel) -> None:

@@ -22,6 +22,7 @@ class Recorder:
         self.reports: list[tuple[int, list[bytes]]] = []
         self.processes: list[ProcessInfo] = []
         self.lost: list[str] = []
+        self.silences: list[str] = []
         self.events: list[str] = []  # "report 0", "exited 0" ... in the order they were told
         self._changed = threading.Condition()
 
@@ -35,6 +36,14 @@ class Recorder:
         with self._changed:
             self.processes.append(process)
             self.events.append(f"{process.state.name.lower()} {process.rank}")
+            self._changed.notify_all()
+
+    def on_beat(self) -> None:
+        pass
+
+    def on_silence(self, text: str) -> None:
+        with self._changed:
+            self.silences.append(text)
             self._changed.notify_all()
 
     def on_lost(self, reason: str) -> None:

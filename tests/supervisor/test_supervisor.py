@@ -21,7 +21,7 @@ from monarch_lab.transport.directory import address
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.supervision import AgentHello, StopAgent, WorkerHello
 from tests.supervisor.conftest import StartMesh
-from tests.supervisor.recorder import SETTINGS, Recorder, key_of, launch_of, wait_until
+from tests.supervisor.recorder import SETTINGS, Recorder, key_of, launch_of, wait_until, zygote_pid_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="Unix sockets")
 
@@ -312,3 +312,79 @@ def test_an_interrupt_ends_wait_ready_at_once() -> None:
     waker.join()
     supervisor.stop()
     assert not os.path.exists(supervisor.directory)
+
+
+def test_a_rank_gets_another_process_and_the_others_keep_theirs(start_mesh: StartMesh) -> None:
+    supervisor, recorder = start_mesh(per_host=3)
+    pids = {rank: info.pid for rank, info in supervisor.processes.items()}
+    supervisor.signal([1], signal.SIGKILL)
+    recorder.wait_exit(1)
+    supervisor.restart([1, 2])  # a dead one and a live one
+    fresh = {rank: info.pid for rank, info in supervisor.processes.items()}
+    assert fresh[0] == pids[0] and fresh[1] != pids[1] and fresh[2] != pids[2]
+    assert all(info.state is ProcessState.READY for info in supervisor.processes.values())
+    recorder.reports.clear()
+    supervisor.send(None, b"echo again")
+    assert [recorder.wait_report(rank) for rank in range(3)] == [[b"echo again"]] * 3
+    supervisor.send_control([1], b"hello")
+    assert recorder.wait_report(1) == [b"control hello"]
+
+
+def test_what_a_process_printed_is_not_told_of_the_next_one_of_its_rank(start_mesh: StartMesh) -> None:
+    supervisor, recorder = start_mesh()
+    supervisor.send([1], b"print last words")
+    recorder.wait_report(1)
+    supervisor.restart([1])
+    recorder.processes.clear()
+    supervisor.signal([1], signal.SIGKILL)
+    assert recorder.wait_exit(1).last_lines == ""
+
+
+def test_a_restart_has_the_zygote_replaced_where_it_has_died(start_mesh: StartMesh) -> None:
+    supervisor, recorder = start_mesh()
+    os.kill(zygote_pid_of(supervisor), signal.SIGKILL)
+    supervisor.restart([0])
+    supervisor.send(None, b"echo again")
+    assert [recorder.wait_report(rank) for rank in range(2)] == [[b"echo again"]] * 2
+
+
+def test_a_rank_that_does_not_come_up_again_is_an_error_and_can_be_restarted(
+    start_mesh: StartMesh, tmp_path: Path
+) -> None:
+    module = tmp_path / "sometimes.py"
+    module.write_text(
+        "import os, fake_worker\ndef run(spec):\n    if os.path.exists('broken'): raise ValueError('no luck')\n"
+        "    fake_worker.run(spec)\n"
+    )
+    supervisor, recorder = start_mesh(
+        worker_module="sometimes", cwd=str(tmp_path), python_path=[str(tmp_path), *launch_of().python_path]
+    )
+    (tmp_path / "broken").touch()
+    with pytest.raises(LaunchError, match="no luck"):
+        supervisor.restart([0])
+    (tmp_path / "broken").unlink()
+    supervisor.restart([0])
+    supervisor.send([1, 0], b"echo still")
+    assert [recorder.wait_report(rank) for rank in range(2)] == [[b"echo still"]] * 2
+
+
+def test_a_silent_agent_is_told_and_then_given_up_with_its_processes(start_mesh: StartMesh) -> None:
+    times = replace(SETTINGS.timeouts, look=0.05, unreachable=0.3, lost=1.5)
+    supervisor, recorder = start_mesh(replace(SETTINGS, timeouts=times))
+    os.kill(supervisor.agent_pid, signal.SIGSTOP)
+    recorder.wait(lambda: any("state T) has been silent" in text for text in recorder.silences))
+    recorder.wait(lambda: bool(recorder.lost))
+    assert "state T) has been silent for" in recorder.lost[0] and len(recorder.lost) == 1
+    assert all(info.state is ProcessState.LOST for info in supervisor.processes.values())
+
+
+def test_an_agent_that_speaks_again_in_time_loses_nothing(start_mesh: StartMesh) -> None:
+    times = replace(SETTINGS.timeouts, look=0.05, unreachable=0.3, lost=30.0)
+    supervisor, recorder = start_mesh(replace(SETTINGS, timeouts=times))
+    os.kill(supervisor.agent_pid, signal.SIGSTOP)
+    recorder.wait(lambda: any("silent" in text for text in recorder.silences))
+    supervisor.send(None, b"echo on")  # workers do not need it
+    assert [recorder.wait_report(rank) for rank in (0, 1)] == [[b"echo on"]] * 2
+    os.kill(supervisor.agent_pid, signal.SIGCONT)
+    recorder.wait(lambda: recorder.silences[-1] == "")
+    assert recorder.lost == []

@@ -1,0 +1,154 @@
+"""What a mesh stands on before it has a name: directory, key, sockets, agent, zygote, and the thread that hears them.
+
+All that is fixed when the agent starts is in ``Ground``; the rest travels with each worker's order, so that one made
+beforehand (a spare) serves whatever mesh comes, if its ground fits.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from monarch_lab.config import Settings
+from monarch_lab.errors import LaunchError
+from monarch_lab.supervisor.agent_process import AgentProcess, launch_agent
+from monarch_lab.supervisor.launch import MeshLaunch
+from monarch_lab.supervisor.loop import SupervisorLoop
+from monarch_lab.supervisor.progress import MeshState, Stage
+from monarch_lab.transport import platform
+from monarch_lab.transport.directory import address, hold_directory, make_directory, remove_directory, sweep_directories
+from monarch_lab.wire.supervision import AgentSpec
+
+_KEY_BYTES = 32
+# What interpreter, C library, torch and what it links read when they are loaded: too late for a fork.
+READ_AT_IMPORT = (
+    "LD_", "DYLD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "PYTHON", "VIRTUAL_ENV", "CONDA_",
+    "TORCH", "PYTORCH_", "ATEN_", "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "OPENBLAS_", "BLIS_", "VECLIB_",
+    "NUMEXPR_", "NPY_", "NUMPY_", "CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "HIP_", "HSA_", "ROCR_",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What cannot be changed once the agent runs."""
+
+    settings: Settings
+    environ: Mapping[str, str]  # of the zygote, whole
+    python_path: Sequence[str]
+    preload: Sequence[str]
+    worker_module: str
+    python: str
+
+    @classmethod
+    def of(cls, launch: MeshLaunch, settings: Settings) -> Ground:
+        environ = {**os.environ, **launch.env}
+        return cls(settings, environ, launch.python_path, tuple(launch.preload), launch.worker_module, sys.executable)
+
+    def fits(self, wanted: Ground) -> bool:
+        """Whether a mesh that wants ``wanted`` may stand here: what differs can still be changed in a fork."""
+        fixed = ("settings", "preload", "worker_module", "python")
+        return all(getattr(self, name) == getattr(wanted, name) for name in fixed) and not any(
+            name.startswith(READ_AT_IMPORT) for name in self.differences(wanted)
+        )
+
+    def differences(self, wanted: Ground) -> set[str]:
+        """Names of the variables that differ, or are on one side only."""
+        return {name for name, _ in self.environ.items() ^ wanted.environ.items()}
+
+
+class Groundwork:
+    """Ended by ``stop``, whoever stands on it; ``loop`` is its thread."""
+
+    def __init__(self, ground: Ground, what: str) -> None:
+        """Bind, start agent and thread; returns before the agent has answered. LaunchError if it cannot."""
+        self.ground = ground
+        self._stop_lock = threading.Lock()  # guards the end: two threads may ask for it
+        self.directory = make_directory()
+        self._hold = hold_directory(self.directory)
+        sweep_directories(os.path.dirname(self.directory))
+        try:
+            logs = ground.settings.log_dir or os.path.join(self.directory, "logs")
+            rendezvous = os.path.join(self.directory, "rendezvous")
+            os.makedirs(logs, mode=0o700, exist_ok=True)
+            os.mkdir(rendezvous, mode=0o700)
+            self.logs = os.path.abspath(logs)
+            spec = self._agent_spec(rendezvous)
+            self.loop = SupervisorLoop(spec, ground.settings, what)
+        except OSError as e:
+            self._let_go()
+            raise LaunchError(f"mesh {what} cannot start: {e}") from e
+        try:
+            self.loop.open(lambda: _start_agent(spec))
+        except BaseException as e:
+            self.loop.close()
+            self._let_go()
+            if isinstance(e, OSError):
+                raise LaunchError(f"mesh {what} cannot start its agent: {e}") from e
+            raise
+
+    @property
+    def is_idle(self) -> bool:
+        """No mesh stands on it, and one could at once."""
+        progress = self.loop.start.progress
+        return progress.state is MeshState.STARTING and progress.stage is Stage.IDLE
+
+    def stop(self) -> None:
+        """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
+        timeouts = self.ground.settings.timeouts
+        self.loop.ask_to_stop()
+        with self._stop_lock:
+            if self.loop.start.progress.state is MeshState.CLOSED:
+                return
+            # The thread keeps to the bound itself; one more grace is for a machine that stands still.
+            if self.loop.join(timeouts.stop + timeouts.stop_grace):
+                self.loop.close()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        remove_directory(self.directory)
+        os.close(self._hold)
+
+    def _agent_spec(self, rendezvous: str) -> AgentSpec:
+        ground, timeouts = self.ground, self.ground.settings.timeouts
+        return AgentSpec(
+            key=secrets.token_bytes(_KEY_BYTES),
+            mark=secrets.token_hex(),
+            kernel_pid=os.getpid(),
+            kernel_fd=-1,
+            lifeline_fd=-1,
+            directory=self.directory,
+            orders=address(self.directory, "orders"),
+            reports=address(self.directory, "reports"),
+            rendezvous=rendezvous,
+            environ=dict(ground.environ),
+            python_path=list(ground.python_path),
+            preload=list(ground.preload),
+            worker_module=ground.worker_module,
+            beat_s=timeouts.beat,
+            stop_grace_s=timeouts.stop_grace,
+            worker_hello_s=timeouts.worker_hello,
+            linger_s=timeouts.interrupt_heard,
+        )
+
+
+def _start_agent(spec: AgentSpec) -> tuple[AgentProcess, int]:
+    """The agent, and the end of the lifeline whose end of file says that agent and guard are gone."""
+    kernel_fd = platform.open_pidfd(os.getpid())
+    read_end, write_end = os.pipe()
+    try:
+        fd = -1 if kernel_fd is None else kernel_fd
+        spec = msgspec.structs.replace(spec, kernel_fd=fd, lifeline_fd=write_end)
+        return launch_agent(spec, dict(os.environ), kernel_fd, write_end), read_end
+    except BaseException:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+        if kernel_fd is not None:
+            os.close(kernel_fd)
