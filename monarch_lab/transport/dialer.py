@@ -38,7 +38,7 @@ class Dialer:
             if invitation.server is None or invitation.own is None:
                 self.socket.close()
                 raise UsageValueError("an invitation to a TCP address needs the server's key and a pair of its own")
-            as_client(self.socket, invitation.own, invitation.server, invitation.times.handshake)
+            as_client(self.socket, invitation.own, invitation.server)
         # Nothing is queued for a connection that is not there: the session keeps it.
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(1000 * invitation.times.resend_at_most))

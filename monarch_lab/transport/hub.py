@@ -118,7 +118,7 @@ class Hub:
         if self._gatekeeper is not None:
             own = make_pair()
             self._public[number] = own.public
-            self._gatekeeper.allow(own.public, number)
+            self._gatekeeper.allow(own.public, b"%d" % number)
         return Invitation(
             address=address or self.address,
             mesh=self._mesh,
@@ -226,7 +226,7 @@ class Hub:
         if self._gatekeeper is None:
             return None
         user = user_of(parts[-1])
-        return _NOBODY if user is None else user
+        return int(user) if user is not None and user.isdigit() else _NOBODY
 
     def _known(self, numbers: Iterable[int]) -> list[Peer]:
         return [peer for number in numbers if (peer := self._roster.known(number)) is not None]

@@ -10,21 +10,12 @@ import zmq
 
 from monarch_lab.errors import LaunchError, ProtocolError
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.keys import KeyPair
 from monarch_lab.wire.link import LinkLimits, LinkTimes
 
 KEY_BYTES = 32
 # An invitation is a few hundred bytes; nothing longer is read.
 _LONGEST = 1 << 16
-
-
-class KeyPair(msgspec.Struct, frozen=True):
-    """As libzmq writes them: 40 printable bytes each."""
-
-    public: bytes
-    secret: bytes
-
-    def __repr__(self) -> str:
-        return f"KeyPair({self.public.decode()}, secret)"
 
 
 class Invitation(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ def client(zmq_context: zmq.Context, pair: KeyPair | None, server: bytes = SERVE
     socket = zmq_context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     if pair is not None:
-        as_client(socket, pair, server, HANDSHAKE_S)
+        as_client(socket, pair, server)
     return socket
 
 
@@ -68,13 +68,13 @@ def test_a_listed_key_is_let_in_and_names_its_peer(
 ) -> None:
     gatekeeper, server, where = gate
     pair = make_pair()
-    gatekeeper.allow(pair.public, 17)
+    gatekeeper.allow(pair.public, b"17")
     socket = client(zmq_context, pair)
     socket.connect(where)
     socket.send(b"hello")
     assert server.poll(30_000)
     frames = [server.recv(copy=False), server.recv(copy=False)]
-    assert frames[1].bytes == b"hello" and user_of(frames[1]) == 17
+    assert frames[1].bytes == b"hello" and user_of(frames[1]) == b"17"
     socket.close()
 
 
@@ -85,7 +85,7 @@ def test_whoever_is_not_on_the_list_is_refused(
     gatekeeper, server, where = gate
     pair = make_pair()
     if case in ("struck", "wrong server"):
-        gatekeeper.allow(pair.public, 1)
+        gatekeeper.allow(pair.public, b"1")
     if case == "struck":
         gatekeeper.strike(pair.public)
     socket = client(
@@ -120,7 +120,7 @@ def test_a_socket_without_curve_in_the_same_context_is_not_the_gatekeepers(
 )
 def test_a_request_that_is_no_request_for_curve_is_denied(zmq_context: zmq.Context, request_: list[bytes]) -> None:
     gatekeeper = Gatekeeper(zmq_context)
-    assert gatekeeper._answer(request_)[2] == b"400"
+    assert gatekeeper._answer(request_, 0.0)[2] == b"400"
     gatekeeper.close()
 
 
