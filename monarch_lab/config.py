@@ -128,6 +128,9 @@ class Settings:
     engine: Engine = Engine()
     link: Link = Link()
     default_cpu_workers: int = 2
+    warm_pool: int = 1  # spares (agent and zygote) kept ready for a later mesh: 0 or 1
+    warm_pool_delay: float = 5.0  # seconds between a mesh that has come up and the making of a spare
+    warm_pool_idle: float = 600.0  # seconds after which a spare that nobody took is ended
     log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
 
 
@@ -170,6 +173,8 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
             groups[group][attribute] = _BOOLS[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
             raise UsageValueError(f"{name}={text!r} is not a valid {kind.__name__}") from None
+    if groups[""].get("warm_pool", 1) not in (0, 1):
+        raise UsageValueError(f"{PREFIX}WARM_POOL={groups['']['warm_pool']} is too many: it is 0 (no spare) or 1")
     tables = {group.lower(): cls(**groups[group]) for group, cls in _GROUPS.items() if group}
     return Settings(**tables, **groups[""])  # type: ignore[arg-type]
 

@@ -26,7 +26,7 @@ from monarch_lab.agent.ending import end_everything
 from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.errors import ProtocolError
 from monarch_lab.transport import platform
-from monarch_lab.transport.directory import remove_directory
+from monarch_lab.transport.directory import STOP_ASKED, read_file, remove_directory
 from monarch_lab.transport.door import show_keys
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
@@ -35,6 +35,7 @@ from monarch_lab.transport.stream import MessageReader, pack, read_message
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.keys import CurveKeys
 from monarch_lab.wire.supervision import (
+    AgentEnding,
     AgentHello,
     AgentSpec,
     AgentStopped,
@@ -110,7 +111,7 @@ class Agent:
         signal.set_wakeup_fd(self._signals.button_fd, warn_on_full_buffer=False)
         # Python drops the byte of a signal that has no handler of its own.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self._end("SIGTERM"))
+        signal.signal(signal.SIGTERM, lambda *_: self._end_from_outside())
         try:
             self._start_guard()
             self._start_zygote()
@@ -150,6 +151,10 @@ class Agent:
                 self._end("the kernel has ended")
         if self._state is AgentState.STOPPING and (now >= self._stop_by or not len(self._children)):
             self._state = AgentState.ENDED
+
+    def _end_from_outside(self) -> None:
+        asked = read_file(self._spec.directory, STOP_ASKED, at_most=200) or b"SIGTERM"
+        self._end(asked.decode(errors="replace"))
 
     def _end(self, note: str) -> None:
         self._note = note
@@ -204,7 +209,8 @@ class Agent:
         self._zygote_reader = MessageReader()
         self._zygote_pid, self._zygote = start_zygote({**spec.environ, MARK_VARIABLE: spec.mark}, self._zygote_log)
         self._listen_to(self._zygote.fileno(), self._read_zygote)
-        self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module))
+        in_background = spec.in_background and not self._waiting
+        self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module, in_background))
 
     def _tell_zygote(self, message: Message) -> None:
         try:
@@ -340,6 +346,7 @@ class Agent:
         """Nothing below the agent is left, then nothing of the directory, then the kernel is told."""
         if self._note:
             log.warning("ending: %s", self._note)
+            self._say(AgentEnding(self._note))
         self._state = AgentState.ENDED
         grace = self._spec.stop_grace_s
         if end_everything(self._spec.mark, {self._guard_pid}, grace, self._collect):
@@ -347,7 +354,9 @@ class Agent:
             end_everything(self._spec.mark, (), grace, self._collect)
             remove_directory(self._spec.directory)
             self._say(AgentStopped())
-        self._context.destroy(linger=0 if self._note else int(self._spec.linger_s * 1000))
+        # To a kernel that is gone there is nothing left to say.
+        kernel_lives = platform.is_alive(self._spec.kernel_pid)
+        self._context.destroy(linger=int(self._spec.linger_s * 1000) if kernel_lives else 0)
 
 
 def main() -> NoReturn:

@@ -45,12 +45,15 @@ def main(fd: int) -> None:
 
 def _preload(spec: ZygoteSpec) -> Ready:
     began = time.monotonic()
+    restore_priority = platform.lower_priority() if spec.in_background else None
     gc.disable()  # a collection frees nothing of an import and walks all of it; the workers turn it on again
     _extend_path(spec.python_path)
     # By name: the agent's folder must not depend on torch or on the worker, and this process alone loads both.
     for name in (*spec.preload, spec.worker_module):
         importlib.import_module(name)
     _drop_threads()
+    if restore_priority is not None:
+        restore_priority()
     # What is here now lives for ever: taken out of the collector's sight, its pages stay shared with the workers.
     gc.freeze()
     torch = sys.modules.get("torch")

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.display import display
 
+from monarch_lab.arguments import Parser, split
 from monarch_lab.errors import DeviceException, RemoteException
 from monarch_lab.notebook import tracebacks
-from monarch_lab.notebook.arguments import Parser, split
 from monarch_lab.notebook.interrupts import AwaitInterrupts
 from monarch_lab.notebook.meshes import Meshes, workers
 from monarch_lab.notebook.output import Front

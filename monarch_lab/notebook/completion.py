@@ -6,7 +6,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from monarch_lab.notebook.arguments import Parser
+from monarch_lab.arguments import Parser
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.notebook.meshes import Meshes

@@ -74,7 +74,10 @@ class Extension:
     def stop(self) -> list[Any]:
         """Stop the meshes, then take everything out; the meshes that were stopped."""
         with self._parts:
-            return self.meshes.stop_all()
+            try:
+                return self.meshes.stop_all()
+            finally:
+                self.meshes.drop_spare()
 
     def _stop_at_exit(self) -> None:
         self.meshes.stop_all()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
+from monarch_lab.arguments import HELP, Parser, assignment, count, split, suggestion
 from monarch_lab.errors import UsageValueError
 from monarch_lab.notebook import status, tracebacks
-from monarch_lab.notebook.arguments import HELP, Parser, assignment, count, split, suggestion
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch_lab.arguments import suggestion
 from monarch_lab.errors import UsageKeyError, UsageValueError
-from monarch_lab.notebook.arguments import suggestion
 from monarch_lab.notebook.names import readable
 from monarch_lab.wire.snapshot import KernelSnapshot
 
@@ -85,6 +85,12 @@ class Meshes:
         if first is not None:
             raise first
         return stopped
+
+    def drop_spare(self) -> None:
+        """End what was kept ready for a later mesh."""
+        spares = getattr(sys.modules.get(SESSION), "warm_pool", None)
+        if spares is not None:
+            spares.clear()
 
     def snapshot(self) -> KernelSnapshot:
         self._seq += 1

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 
 from monarch_lab import config
 from monarch_lab.errors import UsageValueError
+from monarch_lab.session.pool import warm_pool
+from monarch_lab.session.record import Recorder
 from monarch_lab.session.registry import free_name, meshes, reserved
 from monarch_lab.session.relay import Relay
-from monarch_lab.supervisor import MeshLaunch, Supervisor
+from monarch_lab.supervisor import Ground, MeshLaunch, Supervisor
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -67,11 +69,13 @@ def start_local(
         python_path=[p for p in sys.path if p],
         cwd=os.getcwd(),
     )
-    relay = Relay()
-    supervisor = Supervisor(launch, settings, relay)
+    recorder = Recorder(launch)
+    relay = Relay(recorder.note)
     reserved.add(launch.name)
+    supervisor = Supervisor(launch, settings, relay, warm_pool.take(Ground.of(launch, settings)))
     try:
         supervisor.start()
+        recorder.begin(supervisor)
         # The workers' torch is imported meanwhile: importing ours first would double the time of a first mesh.
         from monarch_lab.session.session import Session
 
@@ -82,6 +86,7 @@ def start_local(
         raise
     finally:
         reserved.discard(launch.name)
+    warm_pool.want(launch, settings)
     return session.mesh
 
 

@@ -15,7 +15,9 @@ class Relay:
     Runs on: the supervisor's I/O thread, and once the owner's; the lock guards the queue and the target.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_process: Callable[[ProcessInfo], None]) -> None:
+        """``on_process`` hears of each process at once, before and after there is a target."""
+        self._on_process = on_process
         self._lock = threading.Lock()
         self._target: Listener | None = None
         self._kept: list[Callable[[Listener], Any]] = []
@@ -35,6 +37,7 @@ class Relay:
             self._pass(lambda listener: listener.on_report(rank, frames))
 
     def on_process(self, process: ProcessInfo) -> None:
+        self._on_process(process)
         self._pass(lambda listener: listener.on_process(process))
 
     def on_beat(self) -> None:

@@ -23,6 +23,7 @@ from monarch_lab.supervisor.loop import SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, Stage
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import address, hold_directory, make_directory, remove_directory, sweep_directories
+from monarch_lab.transport.marks import make_mark, sweep_orphans
 from monarch_lab.wire.supervision import AgentSpec
 
 _KEY_BYTES = 32
@@ -57,10 +58,14 @@ class Ground:
 
     def fits(self, wanted: Ground) -> bool:
         """Whether a mesh that wants ``wanted`` may stand here: what differs can still be changed in a fork."""
-        fixed = ("settings", "preload", "worker_module", "python", "socket_type")
-        return all(getattr(self, name) == getattr(wanted, name) for name in fixed) and not any(
+        return self._fixed() == wanted._fixed() and not any(
             name.startswith(READ_AT_IMPORT) for name in self.differences(wanted)
         )
+
+    def _fixed(self) -> tuple[object, ...]:
+        settings = self.settings
+        fixed = settings.timeouts, settings.log_dir, tuple(self.preload), self.worker_module, self.python
+        return *fixed, self.socket_type
 
     def differences(self, wanted: Ground) -> set[str]:
         """Names of the variables that differ, or are on one side only."""
@@ -70,20 +75,24 @@ class Ground:
 class Groundwork:
     """Ended by ``stop``, whoever stands on it; ``loop`` is its thread."""
 
-    def __init__(self, ground: Ground, what: str) -> None:
-        """Bind, start agent and thread; returns before the agent has answered. LaunchError if it cannot."""
+    def __init__(self, ground: Ground, what: str, in_background: bool = False) -> None:
+        """Bind, start agent and thread; returns before the agent has answered. LaunchError if it cannot.
+
+        ``in_background``: nobody waits for it, so that its imports give way to all else.
+        """
         self.ground = ground
         self._stop_lock = threading.Lock()  # guards the end: two threads may ask for it
         self.directory = make_directory()
         self._hold = hold_directory(self.directory)
         sweep_directories(os.path.dirname(self.directory))
+        sweep_orphans()
         try:
             logs = ground.settings.log_dir or os.path.join(self.directory, "logs")
             rendezvous = os.path.join(self.directory, "rendezvous")
             os.makedirs(logs, mode=0o700, exist_ok=True)
             os.mkdir(rendezvous, mode=0o700)
             self.logs = os.path.abspath(logs)
-            spec = self._agent_spec(rendezvous)
+            spec = self._agent_spec(rendezvous, in_background)
             self.loop = SupervisorLoop(spec, ground.settings, what)
         except OSError as e:
             self._let_go()
@@ -98,10 +107,15 @@ class Groundwork:
             raise
 
     @property
-    def is_idle(self) -> bool:
-        """No mesh stands on it, and one could at once."""
+    def is_free(self) -> bool:
+        """No mesh stands on it, and it has not failed; its zygote may still import."""
         progress = self.loop.start.progress
-        return progress.state is MeshState.STARTING and progress.stage is Stage.IDLE
+        return progress.state is MeshState.STARTING and progress.stage is not Stage.WORKERS
+
+    @property
+    def is_idle(self) -> bool:
+        """It is free, and has nothing left to import."""
+        return self.is_free and self.loop.start.progress.stage is Stage.IDLE
 
     def stop(self) -> None:
         """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
@@ -123,11 +137,11 @@ class Groundwork:
         # The system chooses the port, and the loop reports it back.
         return address(self.directory, name) if self.ground.socket_type == "unix" else "tcp://127.0.0.1:*"
 
-    def _agent_spec(self, rendezvous: str) -> AgentSpec:
+    def _agent_spec(self, rendezvous: str, in_background: bool) -> AgentSpec:
         ground, timeouts = self.ground, self.ground.settings.timeouts
         return AgentSpec(
             key=secrets.token_bytes(_KEY_BYTES),
-            mark=secrets.token_hex(),
+            mark=make_mark(),
             kernel_pid=os.getpid(),
             kernel_fd=-1,
             lifeline_fd=-1,
@@ -139,6 +153,7 @@ class Groundwork:
             python_path=list(ground.python_path),
             preload=list(ground.preload),
             worker_module=ground.worker_module,
+            in_background=in_background,
             beat_s=timeouts.beat,
             stop_grace_s=timeouts.stop_grace,
             worker_hello_s=timeouts.worker_hello,

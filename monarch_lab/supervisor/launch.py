@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_lab.supervisor.lifecycle import ProcessInfo
@@ -22,6 +22,7 @@ class MeshLaunch:
     worker_module: str = "monarch_lab.worker.main"
     preload: Sequence[str] = ("torch",)  # what the zygote imports before it forks
     socket_type: str = "unix"  # or "tcp": loopback with CURVE
+    labels: Mapping[str, str] = field(default_factory=dict)  # the user's words about it
 
 
 class Listener(Protocol):

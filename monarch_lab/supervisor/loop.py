@@ -42,6 +42,7 @@ from monarch_lab.transport.frames import configure, is_readable, poll_ms, receiv
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import control_topic, topic
 from monarch_lab.wire.supervision import (
+    AgentEnding,
     AgentHello,
     AgentSpec,
     AgentStopped,
@@ -368,6 +369,8 @@ class SupervisorLoop:
                 self._door.strike(worker_identity(message.process))
                 self._apply(rank, NotStarted(message.text))
                 self.start.fail_start(self.processes[rank].obituary())
+            case ProcessExited() if self._given_up:
+                pass  # one word for all of them follows, with the agent's end
             case ProcessExited():
                 self._rank(message.process)
                 if not self._ended:
@@ -376,6 +379,8 @@ class SupervisorLoop:
             case Beat():
                 self._hear_beat(time.monotonic())
                 self._note_usage(message)
+            case AgentEnding():
+                self._given_up = f"it was stopped from outside ({message.note})"
             case AgentStopped() | AgentHello():
                 pass
 
@@ -440,6 +445,7 @@ class SupervisorLoop:
         while self._read_reports():
             pass
         self._tell_ended(quiet=True)
+        self._end_what_is_left(time.monotonic() + self._timeouts.stop_grace)
         self._agent.wait(self._timeouts.stop_grace)  # readable a moment before it can be collected
         how = self._given_up or f"the agent (pid {self._agent.pid}) {self._agent.end_text()}"
         self.start.fail_start(f"{how} before the mesh was up\n{self._agent.last_lines()}")
@@ -499,9 +505,12 @@ class SupervisorLoop:
         self._agent.wait(give_up - time.monotonic())
         self._tell_ended(quiet=True)
         self._forget_processes()
-        self._wait_for_guard(give_up)
-        # Only a guard that was killed as well leaves anything to find here.
-        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < give_up:
+        self._end_what_is_left(give_up)
+
+    def _end_what_is_left(self, deadline: float) -> None:
+        """Of an agent that has ended. Only a guard that was killed as well leaves anything to find."""
+        self._wait_for_guard(deadline)
+        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < deadline:
             time.sleep(_QUIET_S)
 
     def _serve_until_end(self, deadline: float) -> None:

@@ -5,10 +5,13 @@ The directory is the lock (0700: libzmq makes its sockets 0755), the kernel's us
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
+from collections.abc import Iterable
 
 import zmq
 
@@ -18,12 +21,20 @@ from monarch_lab.errors import LaunchError
 _LONGEST_PATH = 107
 _PREFIX = "ml-"
 _HOLD = "held"
+# Files in a mesh's directory that others of this user read or write.
+RECORD = "mesh.json"
+STOP_ASKED = "stop-asked"  # who asks, before SIGTERM to the agent: the kernel is told
 _LONGEST_NAME = len("/reports.ipc")
+
+
+def parents_of_directories() -> list[str]:
+    """Where a mesh of this process would have its directory."""
+    return list(dict.fromkeys((tempfile.gettempdir(), "/tmp")))  # noqa: S108 - mkdtemp below makes it private
 
 
 def make_directory() -> str:
     """A fresh directory that only this user can enter, with a path short enough for a Unix socket."""
-    candidates = [tempfile.gettempdir(), "/tmp"]  # noqa: S108 - mkdtemp below makes it private
+    candidates = parents_of_directories()
     for parent in candidates:
         if len(os.fsencode(parent)) + len(f"/{_PREFIX}XXXXXXXX") + _LONGEST_NAME <= _LONGEST_PATH and os.path.isdir(
             parent
@@ -48,11 +59,8 @@ def sweep_directories(parent: str) -> list[str]:
     By a lock and not by the kernel's pid: another container may share the directory and not the numbers.
     """
     removed = []
-    for name in os.listdir(parent):
-        path = os.path.join(parent, name)
+    for path in own_directories([parent]):
         try:
-            if not name.startswith(_PREFIX) or os.lstat(path).st_uid != os.getuid():
-                continue
             fd = os.open(os.path.join(path, _HOLD), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # gone meanwhile, or not held yet, or nothing of ours
@@ -65,6 +73,62 @@ def sweep_directories(parent: str) -> list[str]:
         finally:
             os.close(fd)
     return removed
+
+
+def own_directories(parents: Iterable[str]) -> list[str]:
+    """Directories of meshes of this user in ``parents``."""
+    found = []
+    for parent in parents:
+        for name in sorted(os.listdir(parent)) if os.path.isdir(parent) else ():
+            path = os.path.join(parent, name)
+            try:
+                if name.startswith(_PREFIX) and os.lstat(path).st_uid == os.getuid():
+                    found.append(path)
+            except OSError:
+                pass  # gone meanwhile
+    return found
+
+
+def is_held(path: str) -> bool:
+    """Whether the kernel that made it lives; a directory that is not held yet counts as held."""
+    try:
+        fd = os.open(os.path.join(path, _HOLD), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def write_file(directory: str, name: str, content: bytes) -> None:
+    """Put a file of this user's own there, as a whole: who reads it meanwhile sees the one before."""
+    unnamed = os.path.join(directory, f"{name}.new")
+    fd = os.open(unnamed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(fd, "wb", closefd=True) as file:
+            file.write(content)
+        os.rename(unnamed, os.path.join(directory, name))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unnamed)
+        raise
+
+
+def read_file(directory: str, name: str, at_most: int = 1 << 24) -> bytes | None:
+    """None where there is none, or it is not a file of this user's."""
+    try:
+        fd = os.open(os.path.join(directory, name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_size > at_most:
+            return None
+        return file.read(at_most)
 
 
 def remove_directory(path: str) -> None:

@@ -106,12 +106,75 @@ def read_stat(pid: int) -> list[str] | None:
     return text[text.rindex(")") + 2 :].split()
 
 
+def start_time(pid: int) -> int | None:
+    """When ``pid`` was started, in ticks since the boot: with the pid it names a process for good.
+
+    None for no such process, or one that has ended; 0 where the system does not say.
+    """
+    stat = read_stat(pid)
+    if stat is None:
+        return 0 if is_alive(pid) else None
+    return int(stat[19]) if stat[0] not in "ZX" else None
+
+
+def boot_id() -> str:
+    """Names this boot of the machine; "" where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def pid_namespace() -> str:
+    """Names what pids mean here; "" where there is one meaning."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def command_and_directory(pid: int) -> tuple[list[str], str] | None:
+    """(words of the command line, working directory) of a process of this user; None where that is not told."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+        return words, os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return None
+
+
+def all_pids() -> list[int]:
+    """Empty without /proc."""
+    return _all_pids()
+
+
 def thread_count() -> int:
     """Threads of this process, as the system counts them; 1 where it does not say."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return 1
+
+
+def lower_priority(by: int = 10) -> Callable[[], None] | None:
+    """Let others go first on the processor, until what is returned is called.
+
+    None, and nothing changed, where the user may not undo it. Asked of a fork: it would be too late to ask oneself.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    trial = os.fork()
+    if trial == 0:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, before + by)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(trial, 0)[1] != 0:
+        return None
+    os.setpriority(os.PRIO_PROCESS, 0, before + by)
+    return partial(os.setpriority, os.PRIO_PROCESS, 0, before)
 
 
 def usage(pid: int) -> tuple[int, float, str] | None:
@@ -162,9 +225,24 @@ def marked(variable: str, mark: str) -> list[int]:
 
 
 def _carries(pid: int, variable: str, mark: str) -> bool:
+    return variable_of(pid, variable) == mark
+
+
+def variable_of(pid: int, variable: str) -> str | None:
+    """The value a process was started with; None for none, no such process, or one that may not be asked."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
-            return f"{variable}={mark}".encode() in file.read().split(b"\0")
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    name = os.fsencode(variable) + b"="
+    return next((os.fsdecode(entry[len(name) :]) for entry in entries if entry.startswith(name)), None)
+
+
+def is_own(pid: int) -> bool:
+    """Whether a process runs as this user."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid == os.getuid()
     except OSError:
         return False
 
@@ -196,15 +274,20 @@ def _is_below(pid: int, ancestor: int) -> bool:
 
 def kill_checked(pid: int, is_it: Callable[[], bool]) -> bool:
     """SIGKILL ``pid`` if ``is_it()`` still holds once the process is pinned; False if it was not there."""
+    return signal_checked(pid, signal.SIGKILL, is_it)
+
+
+def signal_checked(pid: int, sig: int, is_it: Callable[[], bool]) -> bool:
+    """Signal ``pid`` if ``is_it()`` still holds once the process is pinned; False if it was not there."""
     fd = open_pidfd(pid)
     if fd is None:
         if hasattr(os, "pidfd_open") or not is_it():
             return False
-        return send_signal(pid, signal.SIGKILL)
+        return send_signal(pid, sig)
     try:
         if not is_it():
             return False
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        signal.pidfd_send_signal(fd, sig)
         return True
     except OSError:
         return False

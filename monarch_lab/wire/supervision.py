@@ -141,8 +141,14 @@ class Beat(Message, frozen=True):
     usage: list[ProcessUsage]
 
 
+class AgentEnding(Message, frozen=True):
+    """Somebody other than the kernel ends the agent, and every process with it. AgentStopped follows."""
+
+    note: str
+
+
 class AgentStopped(Message, frozen=True):
-    pass
+    """Nothing is left below the agent, and it ends."""
 
 
 ToAgent = Welcome | LaunchWorker | SignalProcess | StopAgent
@@ -155,6 +161,7 @@ FromAgent = (
     | ProcessNotStarted
     | ProcessExited
     | Beat
+    | AgentEnding
     | AgentStopped
 )
 
@@ -191,6 +198,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     python_path: list[str]  # for the zygote's imports
     preload: list[str]
     worker_module: str
+    in_background: bool  # nobody waits for the zygote yet: its imports give way to all else
     beat_s: float
     stop_grace_s: float
     worker_hello_s: float
@@ -208,6 +216,7 @@ class ZygoteSpec(Message, frozen=True):
     python_path: list[str]
     preload: list[str]
     worker_module: str
+    in_background: bool = False
 
 
 class ForkWorker(Message, frozen=True):

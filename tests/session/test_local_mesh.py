@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import monarch_lab as ml
+from monarch_lab.session.pool import warm_pool
+from tests.supervisor.recorder import wait_until
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,27 @@ def test_hosts_are_the_first_dim() -> None:
             assert ml.inspect(mesh.rank("host"), host=host, gpu=0).item() == host
         assert (mesh.rank("host") + 1).reduce("host").item() == 3
         assert (mesh.rank("host") + 1).reduce("gpu").equal_dims == ("gpu",)
+
+
+@pytest.mark.slow
+def test_a_later_mesh_stands_on_the_spare_which_is_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_LAB_WARM_POOL_DELAY", "0")
+    warm_pool.clear()
+    with ml.local_mesh(gpus_per_host=1, device="cpu", name="first"):
+        wait_until(lambda: warm_pool.is_ready)
+        assert "spare" not in ml.meshes()
+        spare = warm_pool._spare
+        assert spare is not None
+        with ml.local_mesh(hosts=2, gpus_per_host=1, device="cpu", name="later", env={"MINE": "1"}) as later:
+            assert later._owner.supervisor.directory == spare.directory
+            with later.activate():
+                assert (later.rank("host") + 1).reduce("host").item() == 3
+                told = ml.call_on_shard_and_fetch(_facts, shard={"host": 1, "gpu": 0}).result()
+            assert told == ("1", "2", "1", os.getcwd(), torch.get_num_threads() >= 1)
+    wait_until(lambda: warm_pool.is_ready)  # made once more when "later" was up
+    warm_pool.clear()
+
+
+def _facts() -> Any:
+    names = ("RANK", "WORLD_SIZE", "MINE")
+    return *(os.environ[name] for name in names), os.getcwd(), torch.get_num_threads() >= 1

@@ -19,7 +19,7 @@ def test_a_mesh_over_tcp_runs_its_ops_and_restarts_a_rank() -> None:
         name="by_tcp", hosts=1, per_host=2, device="cpu", seed=0, env={}, python_path=[p for p in sys.path if p],
         cwd=os.getcwd(), socket_type="tcp",
     )  # fmt: skip
-    settings, relay = config.load(), Relay()
+    settings, relay = config.load(), Relay(lambda _: None)
     supervisor = Supervisor(launch, settings, relay)
     supervisor.start()
     session = Session(launch, settings, supervisor, relay)

@@ -1,4 +1,4 @@
-"""Reading the line of a magic: argparse, with every fault one sentence and a suggestion for a typo."""
+"""Reading what users type after a magic or in a shell: argparse, with every fault one sentence, and did-you-mean."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HELP = ("-h", "--help")
 
 
 class Parser(argparse.ArgumentParser):
-    """``prog`` is the magic as typed. Never prints and never exits: a fault is a UsageValueError."""
+    """``prog`` is the command as typed. Never prints and never exits: a fault is a UsageValueError."""
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(
@@ -66,15 +66,20 @@ def suggestion(word: str, known: Iterable[str], otherwise: str | None = None) ->
     return f"; there is {otherwise or ', '.join(known)}" if known else ""
 
 
-def count(text: str) -> int:
+def count(text: str, at_least: int = 1) -> int:
     """For ``type=``: a whole number of at least 1."""
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    if number < at_least:
+        raise argparse.ArgumentTypeError(f"must be at least {at_least}, not {number}")
     return number
+
+
+def lines_number(text: str) -> int:
+    """For ``type=``: a whole number of at least 0."""
+    return count(text, 0)
 
 
 def assignment(text: str) -> tuple[str, str]:
