@@ -29,6 +29,13 @@ class Timeouts:
     look: float = 1.0  # how often silence is judged
     unreachable: float = 10.0  # a silent host is shown as such
     lost: float = 15.0  # a silent host is given up, with its processes
+    # The link to a host's agent (docs/protocol.md).
+    link_ack: float = 0.02  # what was heard is acknowledged
+    link_resend: float = 0.5  # at the earliest, what was not acknowledged is sent again
+    link_resend_at_most: float = 4.0  # the longest pause between two tries
+    link_handshake: float = 5.0  # a connection that has not proved itself is closed
+    link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
+    lease: float = 600.0  # an agent that hears nothing from its owner ends everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,17 @@ class Engine:
     flush_after_s: float = 0.001
     max_batches_in_flight: int = 64
     cache_entries: int = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What the link to one host may hold. Bytes, unless named otherwise."""
+
+    message_bytes: int = 256 << 20
+    piece_bytes: int = 1 << 20  # larger messages travel in pieces, between which a beat gets through
+    window_bytes: int = 32 << 20  # under way and not acknowledged
+    window_messages: int = 1024
+    backlog_bytes: int = 1 << 30  # under way or waiting; more is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,7 @@ class Settings:
     timeouts: Timeouts = Timeouts()
     controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
+    link: Link = Link()
     default_cpu_workers: int = 2
     warm_pool: int = 1  # spares (agent and zygote) kept ready for a later mesh: 0 or 1
     warm_pool_delay: float = 5.0  # seconds between a mesh that has come up and the making of a spare
@@ -120,6 +139,7 @@ _GROUPS: dict[str, type] = {
     "TIMEOUTS": Timeouts,
     "ENGINE": Engine,
     "CONTROLLER": ControllerParams,
+    "LINK": Link,
     "": Settings,
 }
 _BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}

@@ -33,6 +33,10 @@ class UsageValueError(UsageError, ValueError):
     pass
 
 
+class PayloadTooLarge(UsageValueError):
+    """More in one message than is carried; nothing was sent."""
+
+
 class UsageKeyError(UsageError, KeyError):
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
@@ -67,6 +71,10 @@ class DeviceException(MeshError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class BacklogError(DeviceException):
+    """A host takes nothing in, and what waits for it has reached its limit; the message was not taken."""
 
 
 @dataclass(frozen=True, slots=True)

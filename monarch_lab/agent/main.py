@@ -27,10 +27,13 @@ from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.errors import ProtocolError
 from monarch_lab.transport import platform
 from monarch_lab.transport.directory import STOP_ASKED, read_file, remove_directory
+from monarch_lab.transport.door import show_keys
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
+from monarch_lab.transport.keys import make_pair
 from monarch_lab.transport.stream import MessageReader, pack, read_message
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.keys import CurveKeys
 from monarch_lab.wire.supervision import (
     AgentEnding,
     AgentHello,
@@ -50,6 +53,7 @@ from monarch_lab.wire.supervision import (
     StopAgent,
     ToAgent,
     Welcome,
+    WorkerKey,
     WorkerSpec,
     ZygoteFailed,
     ZygoteReady,
@@ -111,6 +115,7 @@ class Agent:
         try:
             self._start_guard()
             self._start_zygote()
+            show_keys(self._kernel, self._spec.reports, self._spec.key, self._spec.curve)
             self._kernel.connect(self._spec.reports)
             version = python_platform.python_version()
             self._say(AgentHello(self._spec.key, python_platform.node(), os.getpid(), version, monarch_lab.__version__))
@@ -305,7 +310,16 @@ class Agent:
             worker_module=spec.worker_module,
             hello_s=spec.worker_hello_s,
             linger_s=spec.linger_s,
+            curve=self._make_keys(order.process),
         )
+
+    def _make_keys(self, process: int) -> CurveKeys | None:
+        """A pair for this process alone, whose public half the kernel is told before the process can connect."""
+        if self._spec.curve is None:
+            return None
+        own = make_pair()
+        self._say(WorkerKey(process, own.public))
+        return CurveKeys(self._spec.curve.server, own)
 
     # --- children
 

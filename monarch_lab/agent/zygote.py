@@ -17,9 +17,8 @@ import sys
 import time
 from typing import NoReturn
 
-import msgspec
-
 from monarch_lab.agent.worker_entry import become_worker
+from monarch_lab.errors import ProtocolError
 from monarch_lab.transport import platform
 from monarch_lab.transport.stream import read_message, write_message
 from monarch_lab.wire.codec import Decoder, encode
@@ -115,5 +114,5 @@ def _fork_again(order: ForkWorker, fd: int, read_end: int, write_end: int) -> No
 def _spec_of(order: ForkWorker) -> WorkerSpec:
     try:
         return _decode_spec(order.spec)
-    except msgspec.MsgspecError:
+    except ProtocolError:
         os._exit(1)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from monarch_lab.config import Settings
-from monarch_lab.errors import LaunchError
+from monarch_lab.errors import LaunchError, UsageValueError
 from monarch_lab.supervisor.agent_process import AgentProcess, launch_agent
 from monarch_lab.supervisor.launch import MeshLaunch
 from monarch_lab.supervisor.loop import SupervisorLoop
@@ -27,6 +27,7 @@ from monarch_lab.transport.marks import make_mark, sweep_orphans
 from monarch_lab.wire.supervision import AgentSpec
 
 _KEY_BYTES = 32
+SOCKET_TYPES = ("unix", "tcp")
 # What interpreter, C library, torch and what it links read when they are loaded: too late for a fork.
 READ_AT_IMPORT = (
     "LD_", "DYLD_", "GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "PYTHON", "VIRTUAL_ENV", "CONDA_",
@@ -45,11 +46,15 @@ class Ground:
     preload: Sequence[str]
     worker_module: str
     python: str
+    socket_type: str
 
     @classmethod
     def of(cls, launch: MeshLaunch, settings: Settings) -> Ground:
         environ = {**os.environ, **launch.env}
-        return cls(settings, environ, launch.python_path, tuple(launch.preload), launch.worker_module, sys.executable)
+        if launch.socket_type not in SOCKET_TYPES:
+            raise UsageValueError(f'socket_type is "unix" or "tcp", not {launch.socket_type!r}')
+        preload, python = tuple(launch.preload), sys.executable
+        return cls(settings, environ, launch.python_path, preload, launch.worker_module, python, launch.socket_type)
 
     def fits(self, wanted: Ground) -> bool:
         """Whether a mesh that wants ``wanted`` may stand here: what differs can still be changed in a fork."""
@@ -59,7 +64,8 @@ class Ground:
 
     def _fixed(self) -> tuple[object, ...]:
         settings = self.settings
-        return settings.timeouts, settings.log_dir, tuple(self.preload), self.worker_module, self.python
+        fixed = settings.timeouts, settings.log_dir, tuple(self.preload), self.worker_module, self.python
+        return *fixed, self.socket_type
 
     def differences(self, wanted: Ground) -> set[str]:
         """Names of the variables that differ, or are on one side only."""
@@ -92,7 +98,7 @@ class Groundwork:
             self._let_go()
             raise LaunchError(f"mesh {what} cannot start: {e}") from e
         try:
-            self.loop.open(lambda: _start_agent(spec))
+            self.loop.open(_start_agent)
         except BaseException as e:
             self.loop.close()
             self._let_go()
@@ -127,6 +133,10 @@ class Groundwork:
         remove_directory(self.directory)
         os.close(self._hold)
 
+    def _where(self, name: str) -> str:
+        # The system chooses the port, and the loop reports it back.
+        return address(self.directory, name) if self.ground.socket_type == "unix" else "tcp://127.0.0.1:*"
+
     def _agent_spec(self, rendezvous: str, in_background: bool) -> AgentSpec:
         ground, timeouts = self.ground, self.ground.settings.timeouts
         return AgentSpec(
@@ -136,8 +146,8 @@ class Groundwork:
             kernel_fd=-1,
             lifeline_fd=-1,
             directory=self.directory,
-            orders=address(self.directory, "orders"),
-            reports=address(self.directory, "reports"),
+            orders=self._where("orders"),
+            reports=self._where("reports"),
             rendezvous=rendezvous,
             environ=dict(ground.environ),
             python_path=list(ground.python_path),

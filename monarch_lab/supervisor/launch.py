@@ -21,6 +21,7 @@ class MeshLaunch:
     cwd: str
     worker_module: str = "monarch_lab.worker.main"
     preload: Sequence[str] = ("torch",)  # what the zygote imports before it forks
+    socket_type: str = "unix"  # or "tcp": loopback with CURVE
     labels: Mapping[str, str] = field(default_factory=dict)  # the user's words about it
 
 

@@ -33,10 +33,10 @@ from monarch_lab.supervisor.lifecycle import (
     Welcomed,
 )
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
-from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello
+from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello, worker_identity
 from monarch_lab.supervisor.silence import Silence, Verdict
 from monarch_lab.transport import platform
-from monarch_lab.transport.directory import bind_private
+from monarch_lab.transport.door import Door
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, is_readable, poll_ms, receive_frames, send_frames
 from monarch_lab.wire.codec import Decoder, encode
@@ -55,6 +55,7 @@ from monarch_lab.wire.supervision import (
     ProcessStarted,
     StopAgent,
     Welcome,
+    WorkerKey,
     ZygoteFailed,
     ZygoteReady,
 )
@@ -67,6 +68,8 @@ _decode_from_agent = Decoder(FromAgent)
 _QUIET_S = 0.003
 _QUIET_AT_LATEST_S = 0.05
 _MESSAGES_A_ROUND = 256
+# What comes in on the order socket are handshakes, and subscriptions by the names of ranks.
+_LONGEST_TOPIC = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,22 +115,27 @@ class SupervisorLoop:
         self._ended_by = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
         self._context: zmq.Context | None = None
+        self._orders: zmq.Socket | None = None
 
     # --- any thread
 
-    def open(self, start_agent: Callable[[], tuple[AgentProcess, int]]) -> None:
+    def open(self, start_agent: Callable[[AgentSpec], tuple[AgentProcess, int]]) -> None:
         """Bind, start the agent (its process, and the lifeline's reading end), then the thread."""
         self._context = zmq.Context()
-        self._orders: zmq.Socket | None = self._context.socket(zmq.XPUB)
+        self._door = Door(self._context, self._spec.key, self._timeouts.link_handshake)
+        self._door.open()
         self._reports = self._context.socket(zmq.ROUTER)
-        for socket, where in ((self._orders, self._spec.orders), (self._reports, self._spec.reports)):
+        self._orders = self._context.socket(zmq.XPUB)
+        for socket in (self._orders, self._reports):
             configure(socket, 0)
-            if socket is self._orders:
-                # Each subscription is told, also one to a topic whose last subscriber's end was not noticed yet.
-                socket.setsockopt(zmq.XPUB_VERBOSE, 1)
-            bind_private(socket, where)
+        # Each subscription is told, also one to a topic whose last subscriber's end was not noticed yet.
+        self._orders.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._orders.setsockopt(zmq.MAXMSGSIZE, _LONGEST_TOPIC)
+        orders = self._door.bind(self._orders, self._spec.orders)
+        reports = self._door.bind(self._reports, self._spec.reports)
+        self._spec = structs.replace(self._spec, orders=orders, reports=reports, curve=self._door.make_keys(AGENT))
         self._orders_fd = self._orders.getsockopt(zmq.FD)
-        self._agent, self._lifeline = start_agent()
+        self._agent, self._lifeline = start_agent(self._spec)
         self.start.enter(Stage.AGENT, 1, time.monotonic())
         self._thread.start()
 
@@ -182,7 +190,11 @@ class SupervisorLoop:
         """Once the thread has ended, or was never started: sockets and descriptors."""
         with self._orders_lock:
             if self._context is not None:
+                if self._orders is not None:
+                    self._orders.close(linger=0)
+                    self._reports.close(linger=0)
                 self._orders = None
+                self._door.close()
                 self._context.destroy(linger=0)
         if self._agent is not None:
             self._agent.close()
@@ -277,8 +289,13 @@ class SupervisorLoop:
                 parts = receive_frames(self._reports, wait=False)
             except zmq.Again:
                 return count > 0
-            if len(parts) > 1:
-                self._handle_message(parts[0].bytes, parts[1:])
+            identity = parts[0].bytes
+            if len(parts) == 1:
+                continue
+            if self._door.is_from(parts[-1], identity):
+                self._handle_message(identity, parts[1:])
+            else:
+                self._roll.refuse(identity, "it holds another's key")
         return True
 
     def _handle_message(self, identity: bytes, parts: list[zmq.Frame]) -> None:
@@ -340,12 +357,16 @@ class SupervisorLoop:
                 self.start.enter(stage, len(self.processes), time.monotonic())
             case ZygoteFailed():
                 self._note_zygote_end(message.text)
+            case WorkerKey():
+                self._rank(message.process)
+                self._door.admit(worker_identity(message.process), message.public)
             case ProcessStarted():
                 rank = self._rank(message.process)
                 self._apply(rank, Started(message.pid))
                 self._make_ready(rank)
             case ProcessNotStarted():
                 rank = self._rank(message.process)
+                self._door.strike(worker_identity(message.process))
                 self._apply(rank, NotStarted(message.text))
                 self.start.fail_start(self.processes[rank].obituary())
             case ProcessExited() if self._given_up:
@@ -414,6 +435,7 @@ class SupervisorLoop:
         for exited in ended:
             rank = self._rank(exited.process)
             self._roll.strike(exited.process)
+            self._door.strike(worker_identity(exited.process))
             self._apply(rank, Exited(exited.code, exited.out_of_memory, exited.last_lines))
             self.start.fail_start(self.processes[rank].obituary())
 

@@ -22,6 +22,11 @@ _MAX_TOLD = 64
 _decode_hello = Decoder(AgentHello | WorkerHello)
 
 
+def worker_identity(process: int) -> bytes:
+    """The name of its report socket."""
+    return b"w%d" % process
+
+
 @dataclass(slots=True)
 class Entry:
     """What is still missing before a rank may be told of work."""
@@ -50,7 +55,7 @@ class Roll:
 
     def expect(self, rank: int, process: int) -> None:
         entry = Entry(rank, process)
-        self._by_identity[b"w%d" % process] = entry
+        self._by_identity[worker_identity(process)] = entry
         self._by_topic[topic(rank)] = self._by_topic[control_topic(rank)] = entry
 
     def rank_of(self, identity: bytes) -> int | None:
@@ -95,13 +100,13 @@ class Roll:
         return entry
 
     def is_greeted(self, process: int) -> bool:
-        entry = self._by_identity.get(b"w%d" % process)
+        entry = self._by_identity.get(worker_identity(process))
         return entry is not None and entry.is_greeted()
 
     def strike(self, process: int) -> None:
         """The process has ended: nothing more is read under its name."""
-        entry = self._by_identity.pop(b"w%d" % process, None)
-        self._proven.pop(b"w%d" % process, None)
+        entry = self._by_identity.pop(worker_identity(process), None)
+        self._proven.pop(worker_identity(process), None)
         if entry is not None:
             for name in (topic(entry.rank), control_topic(entry.rank)):
                 if self._by_topic.get(name) is entry:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from monarch_lab.errors import InternalError, LaunchError, ProtocolError
+from monarch_lab.transport.door import show_keys
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames, share
 from monarch_lab.wire.codec import Decoder, encode
@@ -43,7 +44,10 @@ class WorkerLink:
 
     def connect(self) -> None:
         """Returns once the kernel has proved itself on the orders socket; LaunchError when it does not in time."""
-        rank = self._spec.rank
+        spec = self._spec
+        rank = spec.rank
+        for socket, where in ((self._orders, spec.orders), (self._control, spec.orders), (self._reports, spec.reports)):
+            show_keys(socket, where, spec.key, spec.curve)
         for socket, topics in ((self._orders, (ALL, topic(rank))), (self._control, (CONTROL_ALL, control_topic(rank)))):
             # The kernel counts a subscription to the rank's own topic: the common one must have gone before it.
             for name in topics:

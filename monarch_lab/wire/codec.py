@@ -23,7 +23,7 @@ class Decoder:
     def __call__(self, frame: bytes | memoryview) -> Any:
         try:
             return self._decoder.decode(frame)
-        except msgspec.MsgspecError as e:
+        except (msgspec.MsgspecError, RecursionError) as e:  # a thousand lists in each other are no message of ours
             raise ProtocolError(f"a message of {len(frame)} bytes is not understood: {e}") from None
 
 

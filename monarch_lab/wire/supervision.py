@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from monarch_lab.wire.keys import CurveKeys
+
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     pass
@@ -95,6 +97,16 @@ class ZygoteFailed(Message, frozen=True):
     text: str
 
 
+class WorkerKey(Message, frozen=True):
+    """Before a process is forked, where the sockets are TCP's: let in the holder of this key as the process.
+
+    The agent made the pair; the secret half goes to the worker alone.
+    """
+
+    process: int
+    public: bytes
+
+
 class ProcessStarted(Message, frozen=True):
     process: int
     pid: int
@@ -144,6 +156,7 @@ FromAgent = (
     AgentHello
     | ZygoteReady
     | ZygoteFailed
+    | WorkerKey
     | ProcessStarted
     | ProcessNotStarted
     | ProcessExited
@@ -190,6 +203,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     stop_grace_s: float
     worker_hello_s: float
     linger_s: float
+    curve: CurveKeys | None = None  # where orders and reports are TCP's
 
 
 # --- agent to zygote and back, over their socket pair (length-prefixed)
@@ -258,3 +272,4 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     worker_module: str = "monarch_lab.worker.main"
     hello_s: float = 150.0  # how long it waits for the kernel's Welcome
     linger_s: float = 1.0  # how long its last reports may take to leave when it closes
+    curve: CurveKeys | None = None  # where orders and reports are TCP's

@@ -18,6 +18,7 @@ from monarch_lab.config import Settings, Timeouts
 from monarch_lab.errors import ClosedError, LaunchError
 from monarch_lab.supervisor import ProcessState, Supervisor
 from monarch_lab.transport.directory import address
+from monarch_lab.transport.door import show_keys
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.supervision import AgentHello, StopAgent, WorkerHello
 from tests.supervisor.conftest import StartMesh
@@ -121,11 +122,14 @@ def test_strangers_are_refused_told_once_and_nothing_of_theirs_is_opened(
     supervisor, recorder = start_mesh()
     trap = pickle.dumps(Trap(tmp_path / "opened"))
     context = zmq.Context()
+    where = address(supervisor.directory, "reports")
 
     def stranger(identity: bytes, *messages: list[bytes]) -> zmq.Socket:
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
-        socket.connect(address(supervisor.directory, "reports"))
+        # It holds what opens the socket, or nothing of it would come as far as the supervisor.
+        show_keys(socket, where, key_of(supervisor), None)
+        socket.connect(where)
         for message in messages:
             socket.send_multipart(message)
         return socket

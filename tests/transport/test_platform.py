@@ -49,7 +49,7 @@ def test_a_process_that_is_not_recognised_once_pinned_is_spared(spawn: Spawn) ->
 
 
 def test_descendants_are_killed_but_the_spared(spawn: Spawn) -> None:
-    parent = spawn([sys.executable, "-S", "-c", f"import subprocess; subprocess.run({SLEEP!r})"])
+    parent = spawn([sys.executable, "-S", "-c", f"import subprocess, time; subprocess.run({SLEEP!r}); time.sleep(600)"])
     spared = spawn()
     (below,) = platform.descendants(parent.pid)
     mine = [pid for pid in platform.descendants(os.getpid()) if pid not in (parent.pid, below)]

@@ -11,6 +11,7 @@ import zmq
 
 from monarch_lab.errors import LaunchError
 from monarch_lab.transport.directory import address, make_directory, remove_directory
+from monarch_lab.transport.door import Door
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import ALL, CONTROL_ALL, control_topic, topic
@@ -25,10 +26,18 @@ class Kernel:
 
     def __init__(self, directory: str) -> None:
         self.context = zmq.Context()
+        self.door = Door(self.context, KEY, 5.0)
+        self.door.open()
         self.orders = self.context.socket(zmq.XPUB)
         self.reports = self.context.socket(zmq.ROUTER)
-        self.orders.bind(address(directory, "orders"))
-        self.reports.bind(address(directory, "reports"))
+        self.door.bind(self.orders, address(directory, "orders"))
+        self.door.bind(self.reports, address(directory, "reports"))
+
+    def close(self) -> None:
+        self.orders.close(linger=0)
+        self.reports.close(linger=0)
+        self.door.close()
+        self.context.destroy(linger=0)
 
     def receive(self) -> list[bytes]:
         assert self.reports.poll(PATIENCE_MS)
@@ -47,7 +56,7 @@ def kernel_and_spec() -> Iterator[tuple[Kernel, WorkerSpec]]:
     directory = make_directory()
     kernel = Kernel(directory)
     yield kernel, spec_in(directory)
-    kernel.context.destroy(linger=0)
+    kernel.close()
     remove_directory(directory)
 
 
