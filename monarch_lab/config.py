@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 
 from monarch_lab.errors import UsageValueError
 
@@ -36,6 +37,20 @@ class Timeouts:
     link_handshake: float = 5.0  # a connection that has not proved itself is closed
     link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
     lease: float = 600.0  # an agent that hears nothing from its owner ends everything
+
+
+class SocketType(StrEnum):
+    """How kernel and workers of one machine are connected."""
+
+    UNIX = "unix"  # sockets in a directory that only the user can enter
+    TCP = "tcp"  # the loopback interface, every connection encrypted and of a listed key
+
+
+class LoggingLocation(StrEnum):
+    """Where C code of the workers writes."""
+
+    FILE = "file"  # a file for each worker and stream, in the mesh's directory or MONARCH_LAB_LOG_DIR
+    DEFAULT = "default"  # where the kernel's own goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +194,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**tables, **groups[""])  # type: ignore[arg-type]
 
 
-def narrow_to_gpu(local_rank: int, environ: MutableMapping[str, str] | None = None) -> None:
-    """Let this process see one GPU: entry ``local_rank`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
+def visible_devices(environ: Mapping[str, str] | None = None) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES; None where it says nothing."""
+    named = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in named.split(",")] if named else None
+
+
+def narrow_to_gpu(index: int, environ: MutableMapping[str, str] | None = None) -> None:
+    """Let this process see one GPU: entry ``index`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
     environ = os.environ if environ is None else environ
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if environ.get("CUDA_VISIBLE_DEVICES") else None
-    environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible[local_rank].strip()
+    visible = visible_devices(environ)
+    environ["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible[index]
 
 
 def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
     from monarch_lab.session.session import Session
+    from monarch_lab.supervisor import Supervisor
 
 sessions: dict[str, Session] = {}
-reserved: set[str] = set()  # names of meshes whose processes have been asked for
+starting: dict[str, Supervisor] = {}  # meshes whose processes have been asked for, and that nobody has a handle of
 
 
 def meshes() -> dict[str, DeviceMesh]:
@@ -21,7 +22,7 @@ def meshes() -> dict[str, DeviceMesh]:
 
 def free_name() -> str:
     """mesh, mesh2, mesh3 ..."""
-    taken = reserved | set(sessions)
+    taken = {*starting, *sessions}
     return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in taken)
 
 
@@ -29,3 +30,5 @@ def free_name() -> str:
 def _stop_all() -> None:
     for session in list(sessions.values()):
         session.stop()
+    for supervisor in list(starting.values()):
+        supervisor.stop()

@@ -13,6 +13,7 @@ supervisor.py     what the rest of the kernel holds
 from monarch_lab.supervisor.groundwork import Ground, Groundwork
 from monarch_lab.supervisor.launch import Listener, MeshLaunch
 from monarch_lab.supervisor.lifecycle import ProcessInfo, ProcessState
+from monarch_lab.supervisor.progress import MeshState
 from monarch_lab.supervisor.supervisor import Supervisor
 
-__all__ = ["Ground", "Groundwork", "Listener", "MeshLaunch", "ProcessInfo", "ProcessState", "Supervisor"]
+__all__ = ["Ground", "Groundwork", "Listener", "MeshLaunch", "MeshState", "ProcessInfo", "ProcessState", "Supervisor"]

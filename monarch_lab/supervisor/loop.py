@@ -176,6 +176,11 @@ class SupervisorLoop:
         with self._changed:
             return self._changed.wait_for(done, max(0.0, timeout))
 
+    def kill_agent(self) -> None:
+        """As a crash would."""
+        if self._agent is not None:
+            self._agent.kill()
+
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
         self._doorbell.ring()
