@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import atexit
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from monarch_lab.session.logs import LogFile, files_of
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -18,6 +21,12 @@ starting: dict[str, Supervisor] = {}  # meshes whose processes have been asked f
 def meshes() -> dict[str, DeviceMesh]:
     """The meshes of this process that were not stopped, by name."""
     return {name: s.mesh for name, s in sessions.items()}
+
+
+def log_files(name: str, ranks: Iterable[int]) -> list[LogFile]:
+    """Of some ranks of a mesh of this process."""
+    processes = sessions[name].supervisor.processes.values()
+    return files_of(((p.rank, p.label, p.stdout_path, p.stderr_path) for p in processes), ranks)
 
 
 def free_name() -> str:

@@ -14,10 +14,10 @@ import pytest
 from monarch_lab.config import Timeouts
 from monarch_lab.errors import LaunchError, UsageKeyError, UsageValueError
 from monarch_lab.session import found
-from monarch_lab.session.found import FoundMesh, age_text
+from monarch_lab.session.found import FoundMesh
 from monarch_lab.transport.directory import RECORD, hold_directory, make_directory, remove_directory, write_file
 from monarch_lab.wire.codec import TextDecoder, encode_text
-from monarch_lab.wire.record import MeshRecord, PidRecord
+from monarch_lab.wire.record import MeshRecord, PidRecord, age_text
 from tests.session.conftest import OtherKernel
 from tests.supervisor.recorder import wait_until
 
