@@ -36,6 +36,7 @@ class Timeouts:
     link_handshake: float = 5.0  # a connection that has not proved itself is closed
     link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
     lease: float = 600.0  # an agent that hears nothing from its owner ends everything
+    letter_taken: float = 30.0  # a process that does not read makes room for another letter
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class Link:
     window_bytes: int = 32 << 20  # under way and not acknowledged
     window_messages: int = 1024
     backlog_bytes: int = 1 << 30  # under way or waiting; more is an error
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Between the supervision library and the processes it started. Bytes."""
+
+    window_bytes: int = 64 << 20  # sent to a process, or by it, and not read
+    largest_bytes: int = 255 << 20  # one letter: less than a message of the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,7 @@ class Settings:
     controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
     link: Link = Link()
+    letters: Letters = Letters()
     default_cpu_workers: int = 2
     log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
 
@@ -137,6 +147,7 @@ _GROUPS: dict[str, type] = {
     "ENGINE": Engine,
     "CONTROLLER": ControllerParams,
     "LINK": Link,
+    "LETTERS": Letters,
     "": Settings,
 }
 _BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
