@@ -83,7 +83,8 @@ def find_function(target: str) -> Callable[..., Any]:
 
 def _split(target: str) -> tuple[str, str]:
     place, _, name = target.rpartition(":" if ".py:" in target else ".")
-    if not place or not name.isidentifier():
+    is_place = place.endswith(".py") or all(part.isidentifier() for part in place.split("."))
+    if not is_place or place == ".py" or not name.isidentifier():
         raise UsageValueError(f"{target!r} is no target: write 'package.module.function' or 'path/file.py:function'")
     return place, name
 

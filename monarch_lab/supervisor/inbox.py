@@ -130,8 +130,11 @@ class Inbox:
             letter = entry.open()
             taken = False
             try:
-                with HeldInterrupt(), self._changed:
-                    taken = self._entries.pop(number, None) is not None
+                with HeldInterrupt():
+                    with self._changed:
+                        taken = self._entries.pop(number, None) is not None
+                    if taken and entry.size:
+                        self._on_taken(entry.sender, entry.size)
             except BaseException:
                 if taken:  # interrupted: as if we had not been here
                     with self._changed:
@@ -140,8 +143,6 @@ class Inbox:
                 raise
             view.cursor = number + 1
             if taken:  # else another thread was faster
-                if entry.size:
-                    self._on_taken(entry.sender, entry.size)
                 return letter
 
     def _next_number(self, view: View) -> int | None:
