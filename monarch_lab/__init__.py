@@ -64,11 +64,15 @@ _HOMES = {
     "monarch_lab.notebook.widgets": ("MeshView",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Used as they are: ml.supervisor.Context.
+_MODULES = ("supervisor",)
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604  (the table's names are strings)
+__all__ = ["__version__", *sorted([*_HOME_OF, *_MODULES])]  # noqa: PLE0604  (the table's names are strings)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -78,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_HOME_OF, *_MODULES})
 
 
 def load_ipython_extension(ip: InteractiveShell) -> None:

@@ -37,6 +37,7 @@ class Timeouts:
     link_handshake: float = 5.0  # a connection that has not proved itself is closed
     link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
     lease: float = 600.0  # an agent that hears nothing from its owner ends everything
+    letter_taken: float = 30.0  # a process that does not read makes room for another letter
 
 
 class SocketType(StrEnum):
@@ -72,6 +73,14 @@ class Link:
     window_bytes: int = 32 << 20  # under way and not acknowledged
     window_messages: int = 1024
     backlog_bytes: int = 1 << 30  # under way or waiting; more is an error
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Between the supervision library and the processes it started. Bytes."""
+
+    window_bytes: int = 64 << 20  # sent to a process, or by it, and not read
+    largest_bytes: int = 255 << 20  # one letter: less than a message of the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,7 @@ class Settings:
     controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
     link: Link = Link()
+    letters: Letters = Letters()
     default_cpu_workers: int = 2
     warm_pool: int = 1  # spares (agent and zygote) kept ready for a later mesh: 0 or 1
     warm_pool_delay: float = 5.0  # seconds between a mesh that has come up and the making of a spare
@@ -155,6 +165,7 @@ _GROUPS: dict[str, type] = {
     "ENGINE": Engine,
     "CONTROLLER": ControllerParams,
     "LINK": Link,
+    "LETTERS": Letters,
     "": Settings,
 }
 _BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
