@@ -26,6 +26,8 @@ groundwork.py     what a mesh stands on before it has a name
 roll.py           who belongs to the mesh, and who has proved it; pure
 silence.py        when an agent that says nothing is given up
 agent_process.py  starts the agent and sees it end
+process_table.py  which process has each rank, and what is known of it
+order_channel.py  the socket on which orders go out
 loop.py           the I/O thread
 supervisor.py     what the rest of the kernel holds
 """

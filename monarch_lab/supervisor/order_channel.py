@@ -36,7 +36,10 @@ class OrderChannel:
         return bound
 
     def send(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> bool | None:
-        """Each with its topic first; never blocks, for nothing limits the queue. Whether subscriptions wait; None: closed."""
+        """Each with its topic first. Never blocks: nothing limits the queue.
+
+        Whether subscriptions wait to be taken; None where it is closed.
+        """
         with self._lock:
             if self._socket is None:
                 return None
