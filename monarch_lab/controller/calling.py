@@ -58,7 +58,7 @@ def send_call(
     call.mesh = mesh
     template = template_of(call)
 
-    def make(ident: int) -> wire.Order:
+    def make(ident: int) -> wire.Question:
         return wire.CallAndFetch(ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers)
 
     with client.lock:

@@ -58,7 +58,8 @@ class Client:
         self.cache = Cache(settings.engine.cache_entries)
         self.dead: deque[int] = deque()  # refs whose handle died; any thread appends
         self.refs = itertools.count(1)
-        self.scope_ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world))}
+        self.all_ranks = tuple(range(world))
+        self.scope_ranks: dict[int, tuple[int, ...]] = {0: self.all_ranks}
         self.leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -230,15 +231,17 @@ class Client:
             self.due = False
             self._hold_back()
 
-    def _flush_held(self) -> None:
+    def _flush_held(self, joining: tuple[int, ...] | None = None, reported: bool = False) -> wire.Batch | None:
+        """``joining``: ranks of an order that follows at once; a batch for the same is returned, to be sent with it.
+        ``reported``: someone waits for its end."""
         if self.dead:
             self.drain_dead()
         if not self.code:
-            return
+            return None
         ranks = self.scope
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
-        report = due and self._everywhere(ranks)
+        report = (due or reported) and self._everywhere(ranks)
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
             self.progress.note_batch(self.batch, self.where)
@@ -247,6 +250,10 @@ class Client:
         self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
         if report:
             self._reported = self.batch
+        self.due = self.due or due
+        is_alone = not self._elsewhere and (report or not due)
+        if joining is not None and is_alone and joining == (self.all_ranks if ranks is None else ranks):
+            return batch
         self._send(ranks, encode(batch))
         if self._elsewhere:
             self.batch += 1
@@ -254,7 +261,7 @@ class Client:
             self._elsewhere = []
         if due and not report:
             self._send_mark()
-        self.due = self.due or due
+        return None
 
     def let_go_large(self, ref: int) -> None:
         """The last handle of a large value died. Any thread."""
@@ -320,17 +327,19 @@ class Client:
                 self._send(None if ranks is None else tuple(ranks), encode(message), frames)
 
     def request(
-        self, make: Callable[[int], wire.Order], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
+        self, make: Callable[[int], wire.Question], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
         with self.lock:
-            self.flush()
+            ranks = tuple(ranks)
             self.check_alive(ranks)
             with HeldInterrupt():
+                batch = self._flush_held(joining=ranks)
                 ident = self._last_ident = next(self._idents)
                 pending = self._pending[ident] = Pending(ranks, self.batch)
                 self.progress.note_call(ident, here(2), pending)
-                self._send(tuple(ranks), encode(make(ident)), frames)
+                order = make(ident)
+                self._send(ranks, encode(order if batch is None else wire.Together(batch, order)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)
@@ -395,12 +404,14 @@ class Client:
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
-            self.flush()
+            with HeldInterrupt():
+                self._flush_held(reported=True)
             if not self.alive:
                 return self.check_alive()
             if all(self.progress.is_done(r, self.batch) for r in self.alive):
                 return  # nothing is outstanding
-            pending = self._wait_for_mark(self._send_mark())
+            is_asked = self._reported == self.batch
+            pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
         self.wait(pending)
         self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = False

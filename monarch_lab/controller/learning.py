@@ -70,7 +70,7 @@ def learn(call: Call) -> Any:
     metas = [t._meta.wire for t in call.tensors] if collective else []
     client.cache.misses += 1
 
-    def make(ident: int) -> wire.Order:
+    def make(ident: int) -> wire.Question:
         return wire.Learn(
             ident,
             client.cell,

@@ -119,6 +119,7 @@ class Session:
             try:
                 with self.client.lock:
                     self.client.flush()
+                    self.client.ending = frozenset(self.mesh.ranks_key)
                     self.supervisor.send(None, encode(wire.Exit()))
             except Exception:  # its processes are ended below, whatever they heard
                 pass

@@ -249,6 +249,16 @@ class Vary(Message, frozen=True):
     position: int
 
 
+Question = Learn | LearnBackward | Fetch | CallAndFetch  # each rank answers
+
+
+class Together(Message, frozen=True):
+    """A batch, and the order after it for the same ranks: a worker wakes once."""
+
+    batch: Batch
+    order: Question
+
+
 class Rejoin(Message, frozen=True):
     """Other processes have taken these ranks. Groups with them are formed anew, by files with this ``number``; a
     process that is one of them has none of the values made before, and says ``lost`` of those."""
@@ -269,6 +279,7 @@ class Exit(Message, frozen=True):
 Order = (
     Define
     | Batch
+    | Together
     | Learn
     | LearnBackward
     | Place

@@ -103,6 +103,9 @@ class Worker:
         match order:
             case wire.Batch():
                 engine.run_batch(order)
+            case wire.Together():
+                engine.run_batch(order.batch)
+                self._obey(order.order, frames)
             case wire.Define():
                 engine.define(order, frames)
             case wire.Learn():
