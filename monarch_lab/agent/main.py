@@ -26,14 +26,13 @@ from monarch_lab.agent.ending import end_everything
 from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.errors import ProtocolError
 from monarch_lab.transport import platform
+from monarch_lab.transport.complaints import Complaints
 from monarch_lab.transport.directory import STOP_ASKED, read_file, remove_directory
 from monarch_lab.transport.door import show_keys
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
-from monarch_lab.transport.keys import make_pair
 from monarch_lab.transport.stream import MessageReader, pack, read_message
 from monarch_lab.wire.codec import Decoder, encode
-from monarch_lab.wire.keys import CurveKeys
 from monarch_lab.wire.supervision import (
     AgentEnding,
     AgentHello,
@@ -53,7 +52,6 @@ from monarch_lab.wire.supervision import (
     StopAgent,
     ToAgent,
     Welcome,
-    WorkerKey,
     WorkerSpec,
     ZygoteFailed,
     ZygoteReady,
@@ -97,6 +95,7 @@ class Agent:
         self._beat = 0
         self._next_beat = time.monotonic()
         self._stop_by = float("inf")
+        self._complaints = Complaints()
         self._note = ""  # why it ended without being asked
         self._poller = zmq.Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
@@ -173,8 +172,9 @@ class Agent:
                 return
             try:
                 self._handle_order(_decode_order(parts[0].buffer))
-            except ProtocolError:
-                log.exception("an order of the kernel was dropped")
+            except ProtocolError as e:
+                if (line := self._complaints.note(b"kernel", str(e), time.monotonic())) is not None:
+                    log.warning("%s", line)
 
     def _handle_order(self, order: Message) -> None:
         if self._state is AgentState.DEAF:
@@ -228,8 +228,15 @@ class Agent:
         if not data:
             self._lose_zygote()
             return
-        for message in self._zygote_reader.feed(data):
-            match _decode_zygote(message):
+        try:
+            messages = [_decode_zygote(message) for message in self._zygote_reader.feed(data)]
+        except ProtocolError as e:
+            log.error("the zygote is ended, for what it says is no message: %s", e)
+            platform.send_signal(self._zygote_pid, signal.SIGKILL)
+            self._lose_zygote()
+            return
+        for message in messages:
+            match message:
                 case Ready() as ready:
                     self._say(ZygoteReady(self._zygote_pid, ready.torch, ready.seconds))
                 case Forked() as forked:
@@ -313,16 +320,8 @@ class Agent:
             worker_module=spec.worker_module,
             hello_s=spec.worker_hello_s,
             linger_s=spec.linger_s,
-            curve=self._make_keys(order.process),
+            curve=order.curve,
         )
-
-    def _make_keys(self, process: int) -> CurveKeys | None:
-        """A pair for this process alone, whose public half the kernel is told before the process can connect."""
-        if self._spec.curve is None:
-            return None
-        own = make_pair()
-        self._say(WorkerKey(process, own.public))
-        return CurveKeys(self._spec.curve.server, own)
 
     # --- children
 

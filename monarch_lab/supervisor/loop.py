@@ -55,7 +55,6 @@ from monarch_lab.wire.supervision import (
     ProcessStarted,
     StopAgent,
     Welcome,
-    WorkerKey,
     ZygoteFailed,
     ZygoteReady,
 )
@@ -260,7 +259,12 @@ class SupervisorLoop:
 
     def _send_to_agent(self) -> None:
         while self._to_agent and self._roll.is_agent(AGENT):
-            send_frames(self._reports, [AGENT, encode(self._to_agent.popleft())])
+            message = self._to_agent.popleft()
+            if isinstance(message, LaunchWorker):
+                # Listed before the process can be there: libzmq's clients try no second time once they were refused.
+                keys = self._door.make_keys(worker_identity(message.process))
+                message = structs.replace(message, curve=keys)
+            send_frames(self._reports, [AGENT, encode(message)])
 
     def _replace_asked(self) -> None:
         while self._to_replace:
@@ -335,9 +339,6 @@ class SupervisorLoop:
                 self.start.enter(stage, len(self.processes), time.monotonic())
             case ZygoteFailed():
                 self._note_zygote_end(message.text)
-            case WorkerKey():
-                self._table.rank(message.process)
-                self._door.admit(worker_identity(message.process), message.public)
             case ProcessStarted():
                 rank = self._table.rank(message.process)
                 self._apply(rank, Started(message.pid))

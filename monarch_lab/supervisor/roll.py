@@ -52,6 +52,7 @@ class Roll:
         self._proven: dict[bytes, int] = {}  # identity -> rank
         self._agent_proven = False
         self._told: set[bytes] = set()
+        self.refused = 0  # messages
 
     def expect(self, rank: int, process: int) -> None:
         entry = Entry(rank, process)
@@ -113,6 +114,7 @@ class Roll:
                     del self._by_topic[name]
 
     def refuse(self, identity: bytes, reason: str) -> None:
+        self.refused += 1
         if identity not in self._told and len(self._told) < _MAX_TOLD:
             self._told.add(identity)
             log.warning("peer %r is refused: %s", identity, reason)

@@ -42,7 +42,8 @@ def check_available() -> None:
 class Gatekeeper:
     """One for each zmq.Context whose servers ask for keys; started before the first of them binds.
 
-    ``password`` opens those on Unix sockets; None: nothing does.
+    ``password`` opens those on Unix sockets; None: nothing does. libzmq's client tries no second time once it was
+    refused, so a key is listed before its holder can know it.
     """
 
     def __init__(self, context: zmq.Context, password: bytes | None = None) -> None:
@@ -97,7 +98,7 @@ class Gatekeeper:
             where = request[3] if len(request) > 3 else b""
             if (line := self._complaints.note(where, "it holds no key that opens a socket here", now)) is not None:
                 log.warning("%s", line)
-            return [_VERSION, ident, b"400", b"no", b"", b""]
+            return [_VERSION, ident, b"400", b"", b"", b""]
         return [_VERSION, ident, b"200", b"", user, b""]
 
     def _user(self, request: list[bytes]) -> bytes | None:

@@ -6,8 +6,6 @@ for ``guard`` and ``close``.
 
 from __future__ import annotations
 
-import struct
-
 import zmq
 
 from monarch_lab.errors import ProtocolError
@@ -24,8 +22,6 @@ from monarch_lab.transport.directory import bind_private
 from monarch_lab.transport.keys import make_pair
 from monarch_lab.transport.link_socket import is_tcp
 from monarch_lab.wire.keys import CurveKeys, KeyPair
-
-_PUBLIC_BYTES = 40
 
 
 class Door:
@@ -55,18 +51,9 @@ class Door:
         if self._pair is None:
             return None
         own = make_pair()
-        self.admit(identity, own.public)
+        self._gatekeeper.allow(own.public, identity)
+        self._public[identity] = own.public
         return CurveKeys(self._pair.public, own)
-
-    def admit(self, identity: bytes, public: bytes) -> None:
-        """Let in a peer that made its own pair. ProtocolError for what is no key, or not asked for here."""
-        if self._pair is None or len(public) != _PUBLIC_BYTES or identity in self._public:
-            raise ProtocolError(f"a key for {identity!r} is not expected")
-        try:
-            self._gatekeeper.allow(public, identity)
-        except (ValueError, LookupError, struct.error):
-            raise ProtocolError(f"the key for {identity!r} is none") from None
-        self._public[identity] = public
 
     def strike(self, identity: bytes) -> None:
         """The peer has ended: its key opens nothing more."""

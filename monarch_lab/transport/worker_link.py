@@ -65,7 +65,8 @@ class WorkerLink:
         Signal handlers run while it waits. SIGINT is held back while a message passes: a handler that raises then
         loses that one message, whole, so it had better not raise outside user code.
         """
-        parts = receive_frames(self._orders)
+        while len(parts := receive_frames(self._orders)) < 2:
+            pass  # a topic and nothing more
         return [parts[1].bytes, *(part.buffer for part in parts[2:])]
 
     def poll(self, timeout_s: float) -> bool:
@@ -112,9 +113,11 @@ class WorkerLink:
             if not self._wait_welcome(self._control, wait_message):
                 return
             while wait_message():
-                header = receive_frames(self._control)[1].bytes
+                parts = receive_frames(self._control)
+                if len(parts) < 2:
+                    continue
                 try:
-                    handler(header)
+                    handler(parts[1].bytes)
                 except Exception:
                     # One message that fails must not make the worker deaf to the next interrupt.
                     log.exception("a control message failed")

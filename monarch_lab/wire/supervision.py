@@ -51,6 +51,7 @@ class LaunchWorker(Message, frozen=True):
     without: list[str] = []  # variables taken out of the zygote's environment
     host: str = "0"
     local_world_size: int = 1
+    curve: CurveKeys | None = None  # its own; where the sockets are TCP's, and this message travels encrypted
 
 
 class SignalProcess(Message, frozen=True):
@@ -95,16 +96,6 @@ class ZygoteFailed(Message, frozen=True):
     """The zygote ended, whenever it was; ``text`` is what it printed last. The next order to fork starts another."""
 
     text: str
-
-
-class WorkerKey(Message, frozen=True):
-    """Before a process is forked, where the sockets are TCP's: let in the holder of this key as the process.
-
-    The agent made the pair; the secret half goes to the worker alone.
-    """
-
-    process: int
-    public: bytes
 
 
 class ProcessStarted(Message, frozen=True):
@@ -156,7 +147,6 @@ FromAgent = (
     AgentHello
     | ZygoteReady
     | ZygoteFailed
-    | WorkerKey
     | ProcessStarted
     | ProcessNotStarted
     | ProcessExited

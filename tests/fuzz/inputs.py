@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import msgspec
 from msgspec import inspect as mi
 
 from monarch_lab.errors import ProtocolError
@@ -181,5 +181,6 @@ def decodes_or_refuses(target: Target, data: bytes) -> bool:
     return True
 
 
-def understood(target: Target) -> msgspec.Struct | Any:
-    return target.decode(target.samples(random.Random(0)))
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
