@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "monarch_lab.session": (
-        "local_mesh",
-        "local_mesh_provider",
-        "local_meshes",
-        "local_meshes_and_bootstraps",
-        "meshes",
-    ),
+    "monarch_lab.session": ("local_mesh", "meshes"),
+    "monarch_lab.session.several": ("local_mesh_provider", "local_meshes", "local_meshes_and_bootstraps"),
     "monarch_lab.config": ("ControllerParams", "LoggingLocation", "SocketType", "SupervisionParams"),
     "monarch_lab.session.provider": ("MeshProvider",),
     "monarch_lab.session.worlds": ("Bootstrap", "WorldStatus"),

@@ -12,14 +12,6 @@ several.py    local_meshes and its kin  info.py       what is known of one, in w
 from monarch_lab.session.local import local_mesh, start_local
 from monarch_lab.session.pool import warm_pool
 from monarch_lab.session.registry import meshes
-from monarch_lab.session.several import local_mesh_provider, local_meshes, local_meshes_and_bootstraps
 
-__all__ = [
-    "local_mesh",
-    "local_mesh_provider",
-    "local_meshes",
-    "local_meshes_and_bootstraps",
-    "meshes",
-    "start_local",
-    "warm_pool",
-]
+# several.py and what it needs is loaded when somebody asks for it: a first mesh waits for every import here.
+__all__ = ["local_mesh", "meshes", "start_local", "warm_pool"]

@@ -130,8 +130,9 @@ def test_a_worker_that_is_killed_makes_its_world_unhealthy_and_no_other() -> Non
         assert provider.new_mesh(60).name == later
         assert bootstrap.launch_mesh() == "mesh_2_worker_epoch_0"
         bootstrap.kill_mesh("mesh_2_worker_epoch_0")
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError) as raised:
             provider.new_mesh(1)
+        assert "mesh_2_worker_epoch_0: the agent" in str(raised.value.__cause__)
         assert "mesh_2_worker_epoch_0" not in provider.status(), "nobody had it: evicted"
     assert not any(map(platform.is_alive, bootstrap.processes))
 
