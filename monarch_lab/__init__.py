@@ -28,6 +28,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "monarch_lab.session": ("local_mesh", "meshes"),
+    "monarch_lab.session.several": ("local_mesh_provider", "local_meshes", "local_meshes_and_bootstraps"),
+    "monarch_lab.config": ("ControllerParams", "LoggingLocation", "SocketType", "SupervisionParams"),
+    "monarch_lab.session.provider": ("MeshProvider",),
+    "monarch_lab.session.worlds": ("Bootstrap", "WorldStatus"),
     "monarch_lab.controller": (
         "DeviceMesh",
         "Future",
@@ -55,11 +59,15 @@ _HOMES = {
     "monarch_lab.notebook.widgets": ("MeshView",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Used as they are: ml.supervisor.Context.
+_MODULES = ("supervisor",)
 
-__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604  (the table's names are strings)
+__all__ = ["__version__", *sorted([*_HOME_OF, *_MODULES])]  # noqa: PLE0604  (the table's names are strings)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -69,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME_OF})
+    return sorted({*globals(), *_HOME_OF, *_MODULES})
 
 
 def load_ipython_extension(ip: InteractiveShell) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 
 from monarch_lab.errors import UsageValueError
 
@@ -36,6 +37,21 @@ class Timeouts:
     link_handshake: float = 5.0  # a connection that has not proved itself is closed
     link_connection: float = 5.0  # a TCP connection that moves nothing is made anew
     lease: float = 600.0  # an agent that hears nothing from its owner ends everything
+    letter_taken: float = 30.0  # a process that does not read makes room for another letter
+
+
+class SocketType(StrEnum):
+    """How kernel and workers of one machine are connected."""
+
+    UNIX = "unix"  # sockets in a directory that only the user can enter
+    TCP = "tcp"  # the loopback interface, every connection encrypted and of a listed key
+
+
+class LoggingLocation(StrEnum):
+    """Where C code of the workers writes."""
+
+    FILE = "file"  # a file for each worker and stream, in the mesh's directory or MONARCH_LAB_LOG_DIR
+    DEFAULT = "default"  # where the kernel's own goes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +73,14 @@ class Link:
     window_bytes: int = 32 << 20  # under way and not acknowledged
     window_messages: int = 1024
     backlog_bytes: int = 1 << 30  # under way or waiting; more is an error
+
+
+@dataclass(frozen=True, slots=True)
+class Letters:
+    """Between the supervision library and the processes it started. Bytes."""
+
+    window_bytes: int = 64 << 20  # sent to a process, or by it, and not read
+    largest_bytes: int = 255 << 20  # one letter: less than a message of the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +151,7 @@ class Settings:
     controller: ControllerParams = ControllerParams()
     engine: Engine = Engine()
     link: Link = Link()
+    letters: Letters = Letters()
     default_cpu_workers: int = 2
     warm_pool: int = 1  # spares (agent and zygote) kept ready for a later mesh: 0 or 1
     warm_pool_delay: float = 5.0  # seconds between a mesh that has come up and the making of a spare
@@ -141,6 +166,7 @@ _GROUPS: dict[str, type] = {
     "ENGINE": Engine,
     "CONTROLLER": ControllerParams,
     "LINK": Link,
+    "LETTERS": Letters,
     "": Settings,
 }
 _BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -180,11 +206,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**tables, **groups[""])  # type: ignore[arg-type]
 
 
-def narrow_to_gpu(local_rank: int, environ: MutableMapping[str, str] | None = None) -> None:
-    """Let this process see one GPU: entry ``local_rank`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
+def visible_devices(environ: Mapping[str, str] | None = None) -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES; None where it says nothing."""
+    named = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    return [name.strip() for name in named.split(",")] if named else None
+
+
+def narrow_to_gpu(index: int, environ: MutableMapping[str, str] | None = None) -> None:
+    """Let this process see one GPU: entry ``index`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
     environ = os.environ if environ is None else environ
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if environ.get("CUDA_VISIBLE_DEVICES") else None
-    environ["CUDA_VISIBLE_DEVICES"] = str(local_rank) if visible is None else visible[local_rank].strip()
+    visible = visible_devices(environ)
+    environ["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible[index]
 
 
 def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:

@@ -52,12 +52,12 @@ def spawn(
     return child.pid
 
 
-def start_zygote(env: Mapping[str, str], log_path: str) -> tuple[int, socket.socket]:
-    """(pid, our end of the pair)."""
+def start_zygote(env: Mapping[str, str], log_path: str, fds: Sequence[int] = ()) -> tuple[int, socket.socket]:
+    """(pid, our end of the pair). It has ``fds`` too, for the workers."""
     ours, theirs = socket.socketpair()
     with theirs, open(log_path, "ab", buffering=0) as log:
         fd = theirs.fileno()
-        pid = spawn("monarch_lab.agent.zygote", f"main({fd})", env=env, fds=[fd], output=log.fileno())
+        pid = spawn("monarch_lab.agent.zygote", f"main({fd})", env=env, fds=[fd, *fds], output=log.fileno())
     return pid, ours
 
 

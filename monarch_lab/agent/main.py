@@ -207,7 +207,9 @@ class Agent:
         spec = self._spec
         self._zygote_state = ZygoteState.IMPORTING
         self._zygote_reader = MessageReader()
-        self._zygote_pid, self._zygote = start_zygote({**spec.environ, MARK_VARIABLE: spec.mark}, self._zygote_log)
+        self._zygote_pid, self._zygote = start_zygote(
+            {**spec.environ, MARK_VARIABLE: spec.mark}, self._zygote_log, spec.output_fds
+        )
         self._listen_to(self._zygote.fileno(), self._read_zygote)
         in_background = spec.in_background and not self._waiting
         self._tell_zygote(ZygoteSpec(os.getpid(), spec.python_path, spec.preload, spec.worker_module, in_background))
@@ -313,6 +315,7 @@ class Agent:
             python_path=mesh.python_path,
             cwd=mesh.cwd,
             without=order.without,
+            output_fds=spec.output_fds,
             process=order.process,
             worker_module=spec.worker_module,
             hello_s=spec.worker_hello_s,

@@ -65,17 +65,19 @@ def _bind_to_agent(spec: WorkerSpec) -> None:
 
 
 def _redirect_output(spec: WorkerSpec) -> None:
-    for fd, path, flags in (
-        (0, os.devnull, os.O_RDONLY),
-        (1, spec.stdout_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
-        (2, spec.stderr_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND),
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for fd, path, flags, inherited in (
+        (0, os.devnull, os.O_RDONLY, -1),
+        (1, spec.stdout_path, append, spec.output_fds[0]),
+        (2, spec.stderr_path, append, spec.output_fds[1]),
     ):
-        opened = os.open(path, flags, _OUTPUT_MODE)
+        opened = os.open(path, flags, _OUTPUT_MODE) if path else inherited
         os.dup2(opened, fd)
         os.close(opened)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()  # a crash in C leaves a stack in last_lines
+    # A crash in C leaves a stack in last_lines; with those of all threads its first lines would be cut off.
+    faulthandler.enable(all_threads=False)
 
 
 def _adopt_surroundings(spec: WorkerSpec) -> None:

@@ -160,7 +160,7 @@ def _learn(
     client = mesh.client
     client.cache.misses += 1
 
-    def make(ident: int) -> wire.Order:
+    def make(ident: int) -> wire.Question:
         return wire.LearnBackward(
             ident,
             client.cell,

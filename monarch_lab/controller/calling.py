@@ -58,7 +58,7 @@ def send_call(
     call.mesh = mesh
     template = template_of(call)
 
-    def make(ident: int) -> wire.Order:
+    def make(ident: int) -> wire.Question:
         return wire.CallAndFetch(ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers)
 
     with client.lock:
@@ -78,6 +78,7 @@ def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True
         client.check_alive()
     message, frames = pending.replies[rank]
     if isinstance(message, wire.FetchFailed):
+        client.blame_death([message.failure])
         if message.failure.interrupted and not message.dependent:
             raise KeyboardInterrupt
         if message.dependent and raise_cause:

@@ -58,7 +58,8 @@ class Client:
         self.cache = Cache(settings.engine.cache_entries)
         self.dead: deque[int] = deque()  # refs whose handle died; any thread appends
         self.refs = itertools.count(1)
-        self.scope_ranks: dict[int, tuple[int, ...]] = {0: tuple(range(world))}
+        self.all_ranks = tuple(range(world))
+        self.scope_ranks: dict[int, tuple[int, ...]] = {0: self.all_ranks}
         self.leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -105,6 +106,7 @@ class Client:
         self._next_look = 0.0
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
         self._gone: dict[int, ProcessInfo] = {}
+        self._a_rank_ended = threading.Event()
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
@@ -145,11 +147,12 @@ class Client:
             raise DeviceException(f'mesh "{self.name}" is dead: {self._stuck[rank]}', (rank,))
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}
         if gone:
-            told = "; ".join(p.obituary() for p in gone.values())
+            told = "; ".join(p.headline() for p in gone.values())
+            printed = "".join(f"\nrank {r} printed last:\n{p.last_lines}" for r, p in gone.items() if p.last_lines)
             listed = ",".join(map(str, sorted(gone)))
             raise DeviceException(
                 f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
-                f"%mesh restart --ranks {listed} brings it back",
+                f"%mesh restart --ranks {listed} brings it back{printed}",
                 tuple(sorted(gone)),
             )
 
@@ -181,6 +184,8 @@ class Client:
                 self._gone.pop(rank, None)
                 self._stuck.pop(rank, None)
             self._lost = ""
+            if not self._gone:
+                self._a_rank_ended.clear()
             self.note = "; ".join(p.obituary() for p in self._gone.values())
 
     @property
@@ -226,15 +231,17 @@ class Client:
             self.due = False
             self._hold_back()
 
-    def _flush_held(self) -> None:
+    def _flush_held(self, joining: tuple[int, ...] | None = None, reported: bool = False) -> wire.Batch | None:
+        """``joining``: ranks of an order that follows at once; a batch for the same is returned, to be sent with it.
+        ``reported``: someone waits for its end."""
         if self.dead:
             self.drain_dead()
         if not self.code:
-            return
+            return None
         ranks = self.scope
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
-        report = due and self._everywhere(ranks)
+        report = (due or reported) and self._everywhere(ranks)
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
             self.progress.note_batch(self.batch, self.where)
@@ -243,6 +250,10 @@ class Client:
         self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
         if report:
             self._reported = self.batch
+        self.due = self.due or due
+        is_alone = not self._elsewhere and (report or not due)
+        if joining is not None and is_alone and joining == (self.all_ranks if ranks is None else ranks):
+            return batch
         self._send(ranks, encode(batch))
         if self._elsewhere:
             self.batch += 1
@@ -250,7 +261,7 @@ class Client:
             self._elsewhere = []
         if due and not report:
             self._send_mark()
-        self.due = self.due or due
+        return None
 
     def let_go_large(self, ref: int) -> None:
         """The last handle of a large value died. Any thread."""
@@ -316,17 +327,19 @@ class Client:
                 self._send(None if ranks is None else tuple(ranks), encode(message), frames)
 
     def request(
-        self, make: Callable[[int], wire.Order], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
+        self, make: Callable[[int], wire.Question], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
         with self.lock:
-            self.flush()
+            ranks = tuple(ranks)
             self.check_alive(ranks)
             with HeldInterrupt():
+                batch = self._flush_held(joining=ranks)
                 ident = self._last_ident = next(self._idents)
                 pending = self._pending[ident] = Pending(ranks, self.batch)
                 self.progress.note_call(ident, here(2), pending)
-                self._send(tuple(ranks), encode(make(ident)), frames)
+                order = make(ident)
+                self._send(ranks, encode(order if batch is None else wire.Together(batch, order)), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)
@@ -391,12 +404,14 @@ class Client:
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
-            self.flush()
+            with HeldInterrupt():
+                self._flush_held(reported=True)
             if not self.alive:
                 return self.check_alive()
             if all(self.progress.is_done(r, self.batch) for r in self.alive):
                 return  # nothing is outstanding
-            pending = self._wait_for_mark(self._send_mark())
+            is_asked = self._reported == self.batch
+            pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
         self.wait(pending)
         self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = False
@@ -416,7 +431,13 @@ class Client:
         for entry in self._failures.forget:
             self.cache.forget(entry)
         self._failures.forget.clear()
+        self.blame_death(first.by_rank.values())
         raise failures.remote_exception(first, more)
+
+    def blame_death(self, failed: Iterable[wire.Failure]) -> None:
+        """Raises DeviceException where a collective was cut off by the end of a rank, which is told a moment later."""
+        if any(f.severed for f in failed) and self._a_rank_ended.wait(self.settings.timeouts.beat):
+            self.check_alive()
 
     def interrupt(self, *, hard: bool = False) -> None:
         """Stop the users' functions that the workers run or were sent; ``hard``: torch's ops too. Any thread."""
@@ -515,10 +536,10 @@ class Client:
 
     def on_process(self, process: ProcessInfo) -> None:
         if not process.is_live and self.state == "live":
-            self._gone[process.rank] = process
             self.note = process.obituary()
             if process.rank not in self.ending:
-                self._tell_end(process)
+                self._tell_end(process)  # before anyone can raise it
+            self._gone[process.rank] = process
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:
@@ -571,6 +592,7 @@ class Client:
             self._give_up(rank)
 
     def _give_up(self, rank: int) -> None:
+        self._a_rank_ended.set()
         self._prompts.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch_lab.errors import ClosedError, DeviceException
+
 if TYPE_CHECKING:
     from monarch_lab.controller.client import Client
     from monarch_lab.controller.waiting import Pending
@@ -44,7 +46,10 @@ class Future(Generic[T]):
     def _wait(self, timeout: float | None) -> tuple[T | None, BaseException | None]:
         if self._outcome is None:
             deadline = None if timeout is None else time.monotonic() + timeout
-            self._client.wait(self._pending, deadline)
+            try:
+                self._client.wait(self._pending, deadline)
+            except (ClosedError, DeviceException) as e:  # the mesh is gone: that is the outcome
+                self._outcome = (None, e)
             self._settle()
         assert self._outcome is not None
         return self._outcome

@@ -70,7 +70,7 @@ def learn(call: Call) -> Any:
     metas = [t._meta.wire for t in call.tensors] if collective else []
     client.cache.misses += 1
 
-    def make(ident: int) -> wire.Order:
+    def make(ident: int) -> wire.Question:
         return wire.Learn(
             ident,
             client.cell,
@@ -212,6 +212,7 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
 
 
 def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
+    client.blame_death(m.failure for m in bad.values())
     own = {r: m.failure for r, m in bad.items() if not m.dependent}
     if any(f.interrupted for f in own.values()):
         raise KeyboardInterrupt

@@ -344,6 +344,10 @@ class DeviceMesh:
         """What displays show of it."""
         return self._owner.snapshot()
 
+    def get_info(self) -> Any:
+        """Its labels, and of each of its processes, in the order of ``ranks``, what is known in words."""
+        return self._owner.info(self.ranks_key)
+
     def sync(self) -> None:
         """Until every op issued so far has run; raises the first failure among them."""
         self.client.sync()

@@ -11,7 +11,7 @@ from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.notebook.meshes import Meshes
 
-TAKE_A_NAME = {"status", "stop", "use", "interrupt", "restart", "kill"}
+TAKE_A_NAME = {"status", "stop", "use", "interrupt", "restart", "kill", "logs"}
 
 
 class MeshMatcher:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
-from monarch_lab.arguments import HELP, Parser, assignment, count, split, suggestion
+from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
 from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.cell import cell_parser
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from monarch_lab.controller import DeviceMesh
 
 Arguments = argparse.Namespace
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,15 @@ def _interrupt_arguments(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
 
 
+def _logs_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="the current mesh if not given")
+    add("--ranks", "-r", metavar="R", help="as 3, -1, 0,2-5, ::2, gpu=0; all if not given")
+    add("--follow", "-f", action="store_true", help="go on with what is written, until the mesh ends or you interrupt")
+    add("--grep", "-g", metavar="P", help="only lines in which this pattern (a regular expression) is found")
+    add("--lines", "-n", type=lines_number, default=20, metavar="N", help="the last N of each file; 20; 0: all")
+
+
 def _restart_arguments(parser: Parser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
     parser.add_argument("--ranks", "-r", metavar="R", help="as 3, -1, 0,2-5, ::2, gpu=0; all if not given")
@@ -104,6 +116,7 @@ class MeshMagics(Magics):
         %mesh start                one worker for each GPU; 2 on the CPU where there is none
         %mesh stop                 end the workers of the current mesh
         %mesh restart --ranks 1    a new process for a rank; the others keep their values
+        %mesh logs --ranks 1       what a worker wrote to its log files
         %mesh list, %mesh use NAME several meshes in one notebook
 
         %%mesh                     as a cell's first line: the cell runs with the mesh active
@@ -196,8 +209,8 @@ class MeshMagics(Magics):
             display(status.card(readable(mesh.status())), raw=True)
 
     def list(self, arguments: Arguments) -> None:
-        snapshot = self._meshes.snapshot()
-        print(status.list_text(snapshot) if snapshot.meshes else NONE_RUNS)
+        snapshot, found = self._meshes.snapshot(), self._meshes.found()
+        print(status.list_text(snapshot, found) if snapshot.meshes or found else NONE_RUNS)
 
     def use(self, arguments: Arguments) -> None:
         mesh = self._meshes.use(arguments.name)
@@ -212,6 +225,22 @@ class MeshMagics(Magics):
         mesh = self._meshes.find(arguments.name)
         mesh.exit()
         print(stopped([mesh]))
+
+    def logs(self, arguments: Arguments) -> None:
+        mesh = self._meshes.find(arguments.name)
+        reader = self._meshes.log_reader(mesh, arguments.ranks, arguments.grep)
+        if reader is None:
+            print(f'Mesh "{mesh.name}" writes to no files: its output goes where the kernel\'s goes.')
+            return
+        if arguments.follow:
+            with contextlib.suppress(KeyboardInterrupt):  # how one has enough of it
+                print_lines(reader.last(arguments.lines, to_the_end=False))
+                print_lines(reader.follow(waiting_while(lambda: mesh.state == "live")))
+        elif not print_lines(reader.last(arguments.lines)):
+            print(
+                f'Nothing of that is in the log files of mesh "{mesh.name}". They have what C code wrote, and what a '
+                "dead worker wrote last; what Python prints is in its cell."
+            )
 
     def interrupt(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
@@ -229,6 +258,25 @@ class MeshMagics(Magics):
             raise UsageValueError("%mesh kill: say which, as in --ranks 2 (or --ranks all; %mesh stop ends the mesh)")
         ranks = mesh.kill(arguments.ranks)
         print(f'Killed {named(ranks)} of mesh "{mesh.name}".' if ranks else "No process lives there.")
+
+
+def print_lines(lines: Iterable[str]) -> int:
+    """How many there were."""
+    count = 0
+    for count, line in enumerate(lines, 1):  # noqa: B007
+        print(line, flush=True)
+    return count
+
+
+def waiting_while(goes_on: Callable[[], bool]) -> Callable[[], bool]:
+    """For LogReader.follow: a pause, then whether it goes on."""
+    pause = threading.Event()
+
+    def wait() -> bool:
+        pause.wait(_LOOK_S)
+        return goes_on()
+
+    return wait
 
 
 def named(ranks: tuple[int, ...]) -> str:
@@ -254,12 +302,13 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand("start", "Start a mesh of workers and run cells on it.", MeshMagics.start, _start_arguments),
         SubCommand("status", "Show a mesh: its processes and what they do.", MeshMagics.status, _status_arguments),
         SubCommand("stop", "End the workers of a mesh; what they hold is lost.", MeshMagics.stop, _stop_arguments),
-        SubCommand("list", "List the meshes of this notebook.", MeshMagics.list),
+        SubCommand("list", "List the meshes of this notebook, and those of your other kernels.", MeshMagics.list),
         SubCommand("use", "Choose the mesh that cells run on.", MeshMagics.use, _use_arguments),
         SubCommand("interrupt", "Interrupt what the workers run.", MeshMagics.interrupt, _interrupt_arguments),
         SubCommand(
             "restart", "Give ranks new processes; the others keep theirs.", MeshMagics.restart, _restart_arguments
         ),
+        SubCommand("logs", "Show what the workers wrote to their log files.", MeshMagics.logs, _logs_arguments),
         SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }

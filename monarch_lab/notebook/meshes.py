@@ -18,6 +18,8 @@ from monarch_lab.wire.snapshot import KernelSnapshot
 
 if TYPE_CHECKING:
     from monarch_lab.controller import DeviceMesh
+    from monarch_lab.session.found import FoundMesh
+    from monarch_lab.session.logs import LogReader
 
 SESSION = "monarch_lab.session"
 DEFAULT_NAME = "mesh"
@@ -85,6 +87,18 @@ class Meshes:
         if first is not None:
             raise first
         return stopped
+
+    def found(self) -> list[FoundMesh]:
+        """The meshes of this user on this machine, those of other kernels too."""
+        return list(importlib.import_module(f"{SESSION}.found").find_meshes())
+
+    def log_reader(self, mesh: DeviceMesh, ranks: str | None, pattern: str | None) -> LogReader | None:
+        """Of what its workers wrote to their files; None where they have none."""
+        logs = importlib.import_module(f"{SESSION}.logs")
+        registry = importlib.import_module(f"{SESSION}.registry")
+        files = registry.log_files(mesh.name, mesh.chosen(ranks))
+        wanted = logs.compiled(pattern)
+        return logs.LogReader(files, wanted) if files else None
 
     def drop_spare(self) -> None:
         """End what was kept ready for a later mesh."""

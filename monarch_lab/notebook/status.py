@@ -6,9 +6,15 @@ states: it inherits, so that it reads in light and dark themes and in a saved no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
+from monarch_lab.wire.record import age_text, labels_text
 from monarch_lab.wire.snapshot import KernelSnapshot, MeshSnapshot, ProcessSnapshot
+
+if TYPE_CHECKING:
+    from monarch_lab.session.found import FoundMesh
 
 COLUMNS = ("rank", "worker", "pid", "state", "memory", "pending", "current op")
 # Middle tones: readable on white and on black.
@@ -61,9 +67,36 @@ def title(mesh: MeshSnapshot) -> str:
     return " · ".join([f'mesh "{mesh.name}"', mesh.state, _dims(mesh), mesh.device, count(mesh)])
 
 
-def list_text(kernel: KernelSnapshot) -> str:
-    """One line a mesh; a star marks the one that cells run on."""
-    return "\n".join(f"{'*' if mesh.name == kernel.current else ' '} {title(mesh)}" for mesh in kernel.meshes)
+def list_text(kernel: KernelSnapshot, found: Sequence[FoundMesh] = ()) -> str:
+    """One line a mesh; a star marks the one that cells run on. Those of other kernels among ``found`` come last."""
+    labels = {mesh.record.name: labels_text(mesh.record.labels) for mesh in found if mesh.is_ours}
+    lines = []
+    for mesh in kernel.meshes:
+        star = "*" if mesh.name == kernel.current else " "
+        lines.append(" · ".join(filter(None, [f"{star} {title(mesh)}", labels.get(mesh.name)])))
+    others = [mesh for mesh in found if not mesh.is_ours]
+    if not lines:
+        lines.append("No mesh of this notebook is running: type %mesh start")
+    if others:
+        lines += ["Of other kernels (they cannot be used here; monarch-lab stop NAME in a shell ends one):"]
+        lines += [f"  {_other_title(mesh)}" for mesh in others]
+    return "\n".join(lines)
+
+
+def _other_title(mesh: FoundMesh) -> str:
+    record = mesh.record
+    workers = record.hosts * record.per_host
+    facts = [
+        f'mesh "{record.name}"',
+        f"{mesh.state} ({mesh.note})" if mesh.note else mesh.state,
+        f"host={record.hosts} × gpu={record.per_host}",
+        record.device,
+        f"{workers} worker{'s' if workers != 1 else ''}",
+        f"kernel {record.kernel.pid}",
+        age_text(mesh.age_s),
+        labels_text(record.labels),
+    ]
+    return " · ".join(filter(None, facts))
 
 
 def count(mesh: MeshSnapshot) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from monarch_lab.config import Timeouts
@@ -26,7 +26,7 @@ from monarch_lab.transport.directory import (
     write_file,
 )
 from monarch_lab.wire.codec import TextDecoder
-from monarch_lab.wire.record import MeshRecord, PidRecord
+from monarch_lab.wire.record import MeshRecord, PidRecord, age_text, labels_text
 
 _decode = TextDecoder(MeshRecord)
 _AGENT = "monarch_lab.agent"
@@ -96,18 +96,6 @@ def _row(mesh: FoundMesh) -> tuple[str, ...]:
         mesh.directory,
         labels_text(record.labels),
     )
-
-
-def labels_text(labels: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in labels.items())
-
-
-def age_text(seconds: float) -> str:
-    """``8 s``, ``3 min``, ``5 h``, ``2 d``."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def clean_up() -> list[str]:

@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from monarch_lab.supervisor import MeshLaunch, ProcessInfo, ProcessState, Supervisor
 from monarch_lab.transport import platform
@@ -20,14 +21,16 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    def __init__(self, launch: MeshLaunch) -> None:
+    def __init__(self, launch: MeshLaunch, on_change: Callable[[], None] = lambda: None) -> None:
+        """``on_change``: called after each process that has changed."""
         self._launch = launch
+        self._on_change = on_change
         self._began = time.monotonic()
         self._supervisor: Supervisor | None = None
         self._lock = threading.Lock()  # guards the file: the newest facts stay
 
     def begin(self, supervisor: Supervisor) -> None:
-        """Once the agent runs."""
+        """Once the agent runs; again for another agent."""
         self._supervisor = supervisor
         self._write(supervisor)
 
@@ -37,6 +40,7 @@ class Recorder:
         # One record when all are there, and one for each that is replaced later: not one for each that starts.
         if supervisor is not None and process.state is ProcessState.READY and _all_up(supervisor):
             self._write(supervisor)
+        self._on_change()
 
     def _write(self, supervisor: Supervisor) -> None:
         try:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import atexit
 import itertools
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from monarch_lab.session.logs import LogFile, files_of
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
     from monarch_lab.session.session import Session
+    from monarch_lab.supervisor import Supervisor
 
 sessions: dict[str, Session] = {}
-reserved: set[str] = set()  # names of meshes whose processes have been asked for
+starting: dict[str, Supervisor] = {}  # meshes whose processes have been asked for, and that nobody has a handle of
 
 
 def meshes() -> dict[str, DeviceMesh]:
@@ -19,9 +23,15 @@ def meshes() -> dict[str, DeviceMesh]:
     return {name: s.mesh for name, s in sessions.items()}
 
 
+def log_files(name: str, ranks: Iterable[int]) -> list[LogFile]:
+    """Of some ranks of a mesh of this process."""
+    processes = sessions[name].supervisor.processes.values()
+    return files_of(((p.rank, p.label, p.stdout_path, p.stderr_path) for p in processes), ranks)
+
+
 def free_name() -> str:
     """mesh, mesh2, mesh3 ..."""
-    taken = reserved | set(sessions)
+    taken = {*starting, *sessions}
     return next(n for n in itertools.chain(["mesh"], (f"mesh{k}" for k in itertools.count(2))) if n not in taken)
 
 
@@ -29,3 +39,5 @@ def free_name() -> str:
 def _stop_all() -> None:
     for session in list(sessions.values()):
         session.stop()
+    for supervisor in list(starting.values()):
+        supervisor.stop()

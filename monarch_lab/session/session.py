@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import platform
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +15,12 @@ from monarch_lab.controller import patches, rejoining
 from monarch_lab.controller.client import Client
 from monarch_lab.controller.mesh import DeviceMesh
 from monarch_lab.controller.random import kernel_seed
+from monarch_lab.session.info import MeshInfo
+from monarch_lab.session.pool import warm_pool
+from monarch_lab.session.record import Recorder
 from monarch_lab.session.registry import sessions
 from monarch_lab.session.relay import Relay
-from monarch_lab.supervisor import MeshLaunch, ProcessInfo, Supervisor
+from monarch_lab.supervisor import Ground, MeshLaunch, ProcessInfo, Supervisor
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.shape import Slice
@@ -29,7 +33,9 @@ _NAMES = ("host", "gpu")
 class Session:
     """Owns a started supervisor and the client of a mesh. ``state``: starting, live, dead, closed."""
 
-    def __init__(self, launch: MeshLaunch, settings: Settings, supervisor: Supervisor, relay: Relay) -> None:
+    def __init__(
+        self, launch: MeshLaunch, settings: Settings, supervisor: Supervisor, relay: Relay, recorder: Recorder
+    ) -> None:
         self.launch = launch
         self.device = launch.device
         self.parts: dict[Any, DeviceMesh] = {}
@@ -37,6 +43,7 @@ class Session:
         self.supervisor = supervisor
         self._settings = settings
         self._relay = relay
+        self._recorder = recorder
         self.started = time.monotonic()
         self._numbers = itertools.count(1)
         self._pid = os.getpid()
@@ -83,9 +90,11 @@ class Session:
     def _start_anew(self) -> None:
         """The agent is gone: another one, with other processes for every rank."""
         self.supervisor.stop()
-        supervisor = Supervisor(self.launch, self._settings, self._relay)
+        spare = warm_pool.take(Ground.of(self.launch, self._settings))
+        supervisor = Supervisor(self.launch, self._settings, self._relay, spare)
         supervisor.start()
         try:
+            self._recorder.begin(supervisor)
             supervisor.wait_ready()
         except BaseException:
             supervisor.stop()
@@ -110,6 +119,7 @@ class Session:
             try:
                 with self.client.lock:
                     self.client.flush()
+                    self.client.ending = frozenset(self.mesh.ranks_key)
                     self.supervisor.send(None, encode(wire.Exit()))
             except Exception:  # its processes are ended below, whatever they heard
                 pass
@@ -117,6 +127,22 @@ class Session:
         if sessions.get(self.launch.name) is self:
             del sessions[self.launch.name]
         self.supervisor.stop()
+
+    def info(self, ranks: tuple[int, ...]) -> MeshInfo:
+        processes = [self.supervisor.processes[rank] for rank in ranks]
+        hostname = platform.node()
+        devices = [
+            {
+                "rank": str(info.rank),
+                "host": info.host,
+                "gpu": info.label.partition(".")[2],
+                "device": self.device,
+                "hostname": hostname,
+                "pid": str(info.pid),
+            }
+            for info in processes
+        ]
+        return MeshInfo(dict(self.launch.labels), devices)
 
     def snapshot(self) -> MeshSnapshot:
         client = self.client

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,8 +19,8 @@ _PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _TAIL_BYTES = 4096
 
 
-def launch_agent(spec: AgentSpec, environ: dict[str, str], kernel_fd: int | None, lifeline_fd: int) -> AgentProcess:
-    """Start it. ``environ`` is the kernel's own; the key is in nothing that other processes can see."""
+def launch_agent(spec: AgentSpec, environ: dict[str, str], fds: Sequence[int]) -> AgentProcess:
+    """Start it, with these descriptors. ``environ`` is the kernel's own; the key is in nothing that others can see."""
     path = [entry for entry in (environ.get("PYTHONPATH"), _PACKAGE_PARENT) if entry]
     log = open(os.path.join(spec.directory, "agent.log"), "a+b", buffering=0)  # noqa: SIM115 - AgentProcess closes it
     try:
@@ -31,7 +32,7 @@ def launch_agent(spec: AgentSpec, environ: dict[str, str], kernel_fd: int | None
             # An empty directory: -m searches the current one first, and a notebook's may hold a random.py.
             cwd=spec.directory,
             env={**environ, "PYTHONPATH": os.pathsep.join(path)},
-            pass_fds=[fd for fd in (kernel_fd, lifeline_fd) if fd is not None],
+            pass_fds=fds,
             start_new_session=True,
         )
     except BaseException:

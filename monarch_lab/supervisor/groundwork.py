@@ -47,14 +47,23 @@ class Ground:
     worker_module: str
     python: str
     socket_type: str
+    logging_location: str
 
     @classmethod
     def of(cls, launch: MeshLaunch, settings: Settings) -> Ground:
         environ = {**os.environ, **launch.env}
         if launch.socket_type not in SOCKET_TYPES:
             raise UsageValueError(f'socket_type is "unix" or "tcp", not {launch.socket_type!r}')
-        preload, python = tuple(launch.preload), sys.executable
-        return cls(settings, environ, launch.python_path, preload, launch.worker_module, python, launch.socket_type)
+        return cls(
+            settings,
+            environ,
+            launch.python_path,
+            tuple(launch.preload),
+            launch.worker_module,
+            sys.executable,
+            launch.socket_type,
+            launch.logging_location,
+        )
 
     def fits(self, wanted: Ground) -> bool:
         """Whether a mesh that wants ``wanted`` may stand here: what differs can still be changed in a fork."""
@@ -64,8 +73,8 @@ class Ground:
 
     def _fixed(self) -> tuple[object, ...]:
         settings = self.settings
-        fixed = settings.timeouts, settings.log_dir, tuple(self.preload), self.worker_module, self.python
-        return *fixed, self.socket_type
+        imported = (tuple(self.preload), self.worker_module, self.python)
+        return settings.timeouts, settings.log_dir, imported, self.socket_type, self.logging_location
 
     def differences(self, wanted: Ground) -> set[str]:
         """Names of the variables that differ, or are on one side only."""
@@ -98,7 +107,7 @@ class Groundwork:
             self._let_go()
             raise LaunchError(f"mesh {what} cannot start: {e}") from e
         try:
-            self.loop.open(_start_agent)
+            self.loop.open(lambda spec: _start_agent(spec, ground.logging_location == "default"))
         except BaseException as e:
             self.loop.close()
             self._let_go()
@@ -145,6 +154,7 @@ class Groundwork:
             kernel_pid=os.getpid(),
             kernel_fd=-1,
             lifeline_fd=-1,
+            output_fds=(-1, -1),
             directory=self.directory,
             orders=self._where("orders"),
             reports=self._where("reports"),
@@ -161,18 +171,34 @@ class Groundwork:
         )
 
 
-def _start_agent(spec: AgentSpec) -> tuple[AgentProcess, int]:
-    """The agent, and the end of the lifeline whose end of file says that agent and guard are gone."""
-    kernel_fd = platform.open_pidfd(os.getpid())
+def _start_agent(spec: AgentSpec, with_own_output: bool) -> tuple[AgentProcess, int]:
+    """The agent, and the end of the lifeline whose end of file says that agent and guard are gone.
+
+    ``with_own_output``: the workers are to write where this process does.
+    """
     read_end, write_end = os.pipe()
+    given = [write_end]  # closed here once the agent has them
     try:
-        fd = -1 if kernel_fd is None else kernel_fd
-        spec = msgspec.structs.replace(spec, kernel_fd=fd, lifeline_fd=write_end)
-        return launch_agent(spec, dict(os.environ), kernel_fd, write_end), read_end
+        kernel_fd = platform.open_pidfd(os.getpid())
+        given += [] if kernel_fd is None else [kernel_fd]
+        output_fds = (-1, -1)
+        if with_own_output:
+            output_fds = (_copy_of(1), _copy_of(2))
+            given += output_fds
+        spec = msgspec.structs.replace(
+            spec, kernel_fd=-1 if kernel_fd is None else kernel_fd, lifeline_fd=write_end, output_fds=output_fds
+        )
+        return launch_agent(spec, dict(os.environ), given), read_end
     except BaseException:
         os.close(read_end)
         raise
     finally:
-        os.close(write_end)
-        if kernel_fd is not None:
-            os.close(kernel_fd)
+        for fd in given:
+            os.close(fd)
+
+
+def _copy_of(fd: int) -> int:
+    try:
+        return os.dup(fd)
+    except OSError:  # this process was started without it
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

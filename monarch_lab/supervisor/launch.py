@@ -23,6 +23,7 @@ class MeshLaunch:
     preload: Sequence[str] = ("torch",)  # what the zygote imports before it forks
     socket_type: str = "unix"  # or "tcp": loopback with CURVE
     labels: Mapping[str, str] = field(default_factory=dict)  # the user's words about it
+    logging_location: str = "file"  # or "default": where this process's own output goes
 
 
 class Listener(Protocol):

@@ -130,6 +130,11 @@ class ProcessInfo:
 
     def obituary(self, doing: str = "") -> str:
         """How it ended, in one line (with ``doing`` at its end), and what it printed last."""
+        line = self.headline() + doing
+        return f"{line}\n{self.last_lines}" if self.last_lines else line
+
+    def headline(self) -> str:
+        """How it ended, in one line."""
         who = f"rank {self.rank} (host {self.host}, pid {self.pid})"
         match self.state:
             case ProcessState.EXITED:
@@ -140,10 +145,7 @@ class ProcessInfo:
                 line = f"{who} ended with its agent"
             case _:
                 return f"{who} is {self.state.name.lower()}"
-        if self.out_of_memory:
-            line += ": the system was out of memory"
-        line += doing
-        return f"{line}\n{self.last_lines}" if self.last_lines else line
+        return f"{line}: the system was out of memory" if self.out_of_memory else line
 
 
 def _signal_name(number: int) -> str:

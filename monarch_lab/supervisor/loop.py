@@ -1,8 +1,7 @@
 """The supervisor's I/O thread: what agent and workers say, and their ends, in; snapshots and the listener's calls out.
 
 Runs on: its own thread, but for ``publish``, ``order_agent`` and ``ask_to_stop``, which any thread may call. The
-thread owns the report socket. The order socket is shared under ``_orders_lock``: any use of a zmq socket may swallow
-the edge its descriptor gives, so a sender that sees subscriptions waiting rings for the thread, which takes them in.
+thread owns the report socket; a sender that sees subscriptions waiting rings for it, and it takes them in.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import zmq
 from msgspec import structs
@@ -23,7 +22,6 @@ from monarch_lab.errors import ClosedError, LaunchError, ProtocolError
 from monarch_lab.supervisor.agent_process import AgentProcess
 from monarch_lab.supervisor.launch import Listener
 from monarch_lab.supervisor.lifecycle import (
-    AgentLost,
     Event,
     Exited,
     NotStarted,
@@ -32,13 +30,15 @@ from monarch_lab.supervisor.lifecycle import (
     Started,
     Welcomed,
 )
+from monarch_lab.supervisor.order_channel import OrderChannel
+from monarch_lab.supervisor.process_table import ProcessTable
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
 from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello, worker_identity
 from monarch_lab.supervisor.silence import Silence, Verdict
 from monarch_lab.transport import platform
 from monarch_lab.transport.door import Door
 from monarch_lab.transport.doorbell import Doorbell
-from monarch_lab.transport.frames import configure, is_readable, poll_ms, receive_frames, send_frames
+from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import control_topic, topic
 from monarch_lab.wire.supervision import (
@@ -67,8 +67,6 @@ _decode_from_agent = Decoder(FromAgent)
 _QUIET_S = 0.003
 _QUIET_AT_LATEST_S = 0.05
 _MESSAGES_A_ROUND = 256
-# What comes in on the order socket are handshakes, and subscriptions by the names of ranks.
-_LONGEST_TOPIC = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class SupervisorLoop:
     """
 
     def __init__(self, spec: AgentSpec, settings: Settings, name: str) -> None:
-        self.processes: dict[int, ProcessInfo] = {}  # by rank; replaced as a whole
+        self._table = ProcessTable()
         self.start = StartClock(settings.timeouts)
         self.name = name
         self._spec = spec
@@ -97,13 +95,10 @@ class SupervisorLoop:
         self._plan_taken = threading.Event()
         self._listener: Listener | None = None
         self._roll = Roll(spec.key)
-        self._launches: dict[int, LaunchWorker] = {}
-        self._rank_of_process: dict[int, int] = {}
         self._welcome = encode(Welcome(spec.key))
-        self._orders_lock = threading.Lock()  # guards _orders
+        self._orders = OrderChannel()
         self._to_agent: deque[Message] = deque()
         self._to_replace: deque[int] = deque()  # ranks whose process has ended and shall have another
-        self._changed = threading.Condition()  # told when processes change
         self._doorbell = Doorbell()
         self._stop_asked = threading.Event()
         self._agent: AgentProcess | None = None
@@ -114,7 +109,6 @@ class SupervisorLoop:
         self._ended_by = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
         self._context: zmq.Context | None = None
-        self._orders: zmq.Socket | None = None
 
     # --- any thread
 
@@ -124,16 +118,10 @@ class SupervisorLoop:
         self._door = Door(self._context, self._spec.key, self._timeouts.link_handshake)
         self._door.open()
         self._reports = self._context.socket(zmq.ROUTER)
-        self._orders = self._context.socket(zmq.XPUB)
-        for socket in (self._orders, self._reports):
-            configure(socket, 0)
-        # Each subscription is told, also one to a topic whose last subscriber's end was not noticed yet.
-        self._orders.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self._orders.setsockopt(zmq.MAXMSGSIZE, _LONGEST_TOPIC)
-        orders = self._door.bind(self._orders, self._spec.orders)
+        configure(self._reports, 0)
+        orders = self._orders.open(self._context, self._door, self._spec.orders)
         reports = self._door.bind(self._reports, self._spec.reports)
         self._spec = structs.replace(self._spec, orders=orders, reports=reports, curve=self._door.make_keys(AGENT))
-        self._orders_fd = self._orders.getsockopt(zmq.FD)
         self._agent, self._lifeline = start_agent(self._spec)
         self.start.enter(Stage.AGENT, 1, time.monotonic())
         self._thread.start()
@@ -147,17 +135,19 @@ class SupervisorLoop:
             raise LaunchError(f"mesh {plan.name} cannot start: {self.start.progress}")
 
     @property
+    def processes(self) -> dict[int, ProcessInfo]:
+        """By rank: a snapshot."""
+        return self._table.by_rank
+
+    @property
     def agent_pid(self) -> int:
         return self._agent.pid if self._agent is not None else 0
 
     def publish(self, messages: Sequence[Sequence[bytes | memoryview | zmq.Frame]]) -> None:
         """Send on the order socket, topic first. Never blocks: nothing limits the queue."""
-        with self._orders_lock:
-            if self._orders is None:
-                raise ClosedError(f"mesh {self.name} is closed")
-            for message in messages:
-                send_frames(self._orders, message)
-            waiting = is_readable(self._orders)
+        waiting = self._orders.send(messages)
+        if waiting is None:
+            raise ClosedError(f"mesh {self.name} is closed")
         if waiting:
             self._doorbell.ring()
 
@@ -172,8 +162,12 @@ class SupervisorLoop:
 
     def wait_processes(self, done: Callable[[], bool], timeout: float) -> bool:
         """Until ``done()``, which is asked whenever a process has changed; what it said last."""
-        with self._changed:
-            return self._changed.wait_for(done, max(0.0, timeout))
+        return self._table.wait(done, timeout)
+
+    def kill_agent(self) -> None:
+        """As a crash would."""
+        if self._agent is not None:
+            self._agent.kill()
 
     def ask_to_stop(self) -> None:
         self._stop_asked.set()
@@ -187,14 +181,12 @@ class SupervisorLoop:
 
     def close(self) -> None:
         """Once the thread has ended, or was never started: sockets and descriptors."""
-        with self._orders_lock:
-            if self._context is not None:
-                if self._orders is not None:
-                    self._orders.close(linger=0)
-                    self._reports.close(linger=0)
-                self._orders = None
-                self._door.close()
-                self._context.destroy(linger=0)
+        self._orders.close()
+        if self._context is not None:
+            self._reports.close(linger=0)
+            self._door.close()
+            self._context.destroy(linger=0)
+            self._context = None
         if self._agent is not None:
             self._agent.close()
         if self._lifeline >= 0:
@@ -219,7 +211,7 @@ class SupervisorLoop:
     def _serve(self) -> None:
         assert self._agent is not None
         poller = zmq.Poller()
-        sources: list[object] = [self._reports, self._orders_fd, self._doorbell.fd]
+        sources: list[object] = [self._reports, self._orders.fd, self._doorbell.fd]
         if self._agent.end_fd is not None:
             sources.append(self._agent.end_fd)
         for source in sources:
@@ -246,11 +238,9 @@ class SupervisorLoop:
         self.name = plan.name
         self._thread.name = f"supervisor {plan.name}"
         self._listener = plan.listener
-        self._rank_of_process = {launch.process: rank for rank, launch in plan.launches.items()}
         for rank, launch in plan.launches.items():
             self._roll.expect(rank, launch.process)
-        self._launches = dict(plan.launches)
-        self._set_processes(plan.processes)
+        self._table.fill(plan.launches, plan.processes)
         if self.start.progress.stage is Stage.IDLE:
             self.start.enter(Stage.WORKERS, len(plan.processes), time.monotonic())
         self._to_agent.extend(plan.launches.values())
@@ -278,12 +268,8 @@ class SupervisorLoop:
 
     def _replace_asked(self) -> None:
         while self._to_replace:
-            rank = self._to_replace.popleft()
-            process = max(self._rank_of_process) + 1
-            launch = self._launches[rank] = structs.replace(self._launches[rank], process=process)
-            self._rank_of_process[process] = rank
-            self._roll.expect(rank, process)
-            self._set_processes({**self.processes, rank: self.processes[rank].successor(process)})
+            launch = self._table.succeed(self._to_replace.popleft())
+            self._roll.expect(launch.rank, launch.process)
             self._to_agent.append(launch)
 
     def _read_reports(self) -> bool:
@@ -325,14 +311,7 @@ class SupervisorLoop:
                     self._greet(entry)
 
     def _take_subscriptions(self) -> None:
-        names = []
-        with self._orders_lock:
-            assert self._orders is not None
-            while is_readable(self._orders):
-                frame = receive_frames(self._orders, wait=False)[0].bytes
-                if frame[:1] == b"\1":
-                    names.append(frame[1:])
-        for name in names:
+        for name in self._orders.take_subscriptions():
             entry = self._roll.subscribe(name)
             if entry is not None:
                 self._greet(entry)
@@ -349,8 +328,7 @@ class SupervisorLoop:
         # Its hello may overtake the agent's word that it was started: the later of the two makes it ready.
         if info.state is ProcessState.RUNNING and self._roll.is_greeted(info.process):
             self._apply(rank, Welcomed())
-            done = sum(info.state is ProcessState.READY for info in self.processes.values())
-            self.start.count(done, len(self.processes))
+            self.start.count(self._table.count_ready(), len(self.processes))
 
     # --- the agent
 
@@ -362,24 +340,26 @@ class SupervisorLoop:
             case ZygoteFailed():
                 self._note_zygote_end(message.text)
             case ProcessStarted():
-                rank = self._rank(message.process)
+                rank = self._table.rank(message.process)
                 self._apply(rank, Started(message.pid))
                 self._make_ready(rank)
             case ProcessNotStarted():
-                rank = self._rank(message.process)
+                rank = self._table.rank(message.process)
                 self._door.strike(worker_identity(message.process))
                 self._apply(rank, NotStarted(message.text))
                 self.start.fail_start(self.processes[rank].obituary())
             case ProcessExited() if self._given_up:
                 pass  # one word for all of them follows, with the agent's end
             case ProcessExited():
-                self._rank(message.process)
+                self._table.rank(message.process)
                 if not self._ended:
                     self._ended_by = time.monotonic() + _QUIET_AT_LATEST_S
                 self._ended.append(message)
             case Beat():
                 self._hear_beat(time.monotonic())
-                self._note_usage(message)
+                self._table.note_usage(message.usage)
+                if self._listener is not None:
+                    self._tell(self._listener.on_beat)
             case AgentEnding():
                 self._given_up = f"it was stopped from outside ({message.note})"
             case AgentStopped() | AgentHello():
@@ -412,29 +392,12 @@ class SupervisorLoop:
         elif self._listener is not None:
             self._tell(self._listener.on_silence, text if verdict is Verdict.UNREACHABLE else "")
 
-    def _rank(self, process: int) -> int:
-        try:
-            return self._rank_of_process[process]
-        except KeyError:
-            raise ProtocolError(f"there is no process {process}") from None
-
-    def _note_usage(self, beat: Beat) -> None:
-        fresh = dict(self.processes)
-        for used in beat.usage:
-            rank = self._rank(used.process)
-            if fresh[rank].process != used.process:
-                continue
-            fresh[rank] = replace(fresh[rank], rss_bytes=used.rss_bytes, cpu_s=used.cpu_s, activity=used.state)
-        self.processes = fresh
-        if self._listener is not None:
-            self._tell(self._listener.on_beat)
-
     def _tell_ended(self, quiet: bool) -> None:
         if not self._ended or not (quiet or time.monotonic() >= self._ended_by):
             return
         ended, self._ended = self._ended, []
         for exited in ended:
-            rank = self._rank(exited.process)
+            rank = self._table.rank(exited.process)
             self._roll.strike(exited.process)
             self._door.strike(worker_identity(exited.process))
             self._apply(rank, Exited(exited.code, exited.out_of_memory, exited.last_lines))
@@ -453,29 +416,16 @@ class SupervisorLoop:
         self._lose_agent(how)
 
     def _lose_agent(self, reason: str) -> None:
-        self._forget_processes()
+        self._table.lose_all()
         self.start.move(MeshState.FAILED)
         if self._listener is not None:
             self._tell(self._listener.on_lost, reason)
 
-    def _forget_processes(self) -> None:
-        self._set_processes({rank: info.after(AgentLost()) for rank, info in self.processes.items()})
-
-    def _set_processes(self, processes: dict[int, ProcessInfo]) -> None:
-        with self._changed:
-            self.processes = processes
-            self._changed.notify_all()
-
     # --- stages and snapshots
 
     def _apply(self, rank: int, event: Event) -> None:
-        try:
-            info = self.processes[rank].after(event)
-        except ProtocolError as e:
-            log.warning("rank %d: %s", rank, e)
-            return
-        self._set_processes({**self.processes, rank: info})
-        if self._listener is not None:
+        info = self._table.apply(rank, event)
+        if info is not None and self._listener is not None:
             self._tell(self._listener.on_process, info)
 
     def _check_stage(self) -> None:
@@ -505,7 +455,7 @@ class SupervisorLoop:
         self._agent.kill()
         self._agent.wait(give_up - time.monotonic())
         self._tell_ended(quiet=True)
-        self._forget_processes()
+        self._table.lose_all()
         self._end_what_is_left(give_up)
 
     def _end_what_is_left(self, deadline: float) -> None:

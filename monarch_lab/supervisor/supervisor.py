@@ -51,6 +51,15 @@ class Supervisor:
         return self._loop.processes if self._loop is not None else {}
 
     @property
+    def state(self) -> MeshState:
+        return MeshState.STARTING if self._loop is None else self._loop.start.progress.state
+
+    def failure_text(self) -> str:
+        """What is the matter: why it did not come up, or which processes have ended."""
+        ended = [info.obituary() for info in self.processes.values() if not info.is_live]
+        return str(self._started().start.progress) if self.state is not MeshState.LIVE else "; ".join(ended)
+
+    @property
     def agent_pid(self) -> int:
         """0 before the start."""
         return self._loop.agent_pid if self._loop is not None else 0
@@ -149,6 +158,10 @@ class Supervisor:
     def _live(self, ranks: Sequence[int]) -> list[tuple[int, ProcessInfo]]:
         return [(rank, self.processes[rank]) for rank in ranks if self.processes[rank].is_live]
 
+    def kill(self) -> None:
+        """As a crash: SIGKILL to the agent, which all below it does not outlive. Returns at once."""
+        self._started().kill_agent()
+
     def stop(self) -> None:
         """End every process, within ``timeouts.stop``; nothing is left, the directory is gone. Again: does nothing."""
         if self._groundwork is not None:
@@ -170,7 +183,7 @@ class Supervisor:
         processes: dict[int, ProcessInfo] = {}
         for rank in range(world_size):
             host, local_rank = divmod(rank, launch.per_host)
-            out, err = (os.path.join(groundwork.logs, f"{launch.name}.{rank}.{end}") for end in ("out", "err"))
+            out, err = (self._log_path(groundwork, rank, end) for end in ("out", "err"))
             own = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(local_rank),
@@ -191,3 +204,8 @@ class Supervisor:
             )
             processes[rank] = ProcessInfo(rank, rank, str(host), f"{host}.{local_rank}", out, err)
         return Plan(launch.name, launches, processes, self._listener)
+
+    def _log_path(self, groundwork: Groundwork, rank: int, end: str) -> str:
+        if self._launch.logging_location == "default":
+            return ""
+        return os.path.join(groundwork.logs, f"{self._launch.name}.{rank}.{end}")

@@ -79,7 +79,11 @@ def own_directories(parents: Iterable[str]) -> list[str]:
     """Directories of meshes of this user in ``parents``."""
     found = []
     for parent in parents:
-        for name in sorted(os.listdir(parent)) if os.path.isdir(parent) else ():
+        try:
+            names = sorted(os.listdir(parent))
+        except OSError:
+            continue  # gone, or not to be read
+        for name in names:
             path = os.path.join(parent, name)
             try:
                 if name.startswith(_PREFIX) and os.lstat(path).st_uid == os.getuid():

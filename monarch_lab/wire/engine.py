@@ -73,6 +73,7 @@ class Failure(msgspec.Struct, frozen=True):
     interrupted: bool = False
     entry: int = 0  # the entry whose prediction was wrong
     rank: int = -1  # where it happened: others may hold it too, through a collective
+    severed: bool = False  # a collective whose other ranks could not be reached: the end of one may be the cause
 
 
 # --- definitions; each has a number that is never reused, and is sent once to every worker
@@ -248,6 +249,16 @@ class Vary(Message, frozen=True):
     position: int
 
 
+Question = Learn | LearnBackward | Fetch | CallAndFetch  # each rank answers
+
+
+class Together(Message, frozen=True):
+    """A batch, and the order after it for the same ranks: a worker wakes once."""
+
+    batch: Batch
+    order: Question
+
+
 class Rejoin(Message, frozen=True):
     """Other processes have taken these ranks. Groups with them are formed anew, by files with this ``number``; a
     process that is one of them has none of the values made before, and says ``lost`` of those."""
@@ -268,6 +279,7 @@ class Exit(Message, frozen=True):
 Order = (
     Define
     | Batch
+    | Together
     | Learn
     | LearnBackward
     | Place

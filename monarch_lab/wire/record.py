@@ -6,6 +6,7 @@ for the process that had it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -37,3 +38,15 @@ class MeshRecord(msgspec.Struct, frozen=True):
     labels: dict[str, str]
     began: float  # monotonic seconds of this boot
     workers: list[WorkerRecord]
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in labels.items())
+
+
+def age_text(seconds: float) -> str:
+    """``8 s``, ``3 min``, ``5 h``, ``2 d``."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{seconds:.0f} s"

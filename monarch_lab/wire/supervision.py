@@ -180,6 +180,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     kernel_pid: int
     kernel_fd: int  # a pidfd of the kernel
     lifeline_fd: int  # held by agent and guard alone: end of file tells the kernel that both are gone
+    output_fds: tuple[int, int]  # where workers without files write: stdout, stderr
     directory: str
     orders: str
     reports: str
@@ -258,6 +259,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     python_path: list[str]
     cwd: str
     without: list[str] = []  # variables of the zygote that this worker is not to have
+    output_fds: tuple[int, int] = (-1, -1)  # where it writes where it has no path: stdout, stderr
     process: int = 0  # the supervisor's number for it: names its report socket
     worker_module: str = "monarch_lab.worker.main"
     hello_s: float = 150.0  # how long it waits for the kernel's Welcome

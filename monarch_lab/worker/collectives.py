@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from monarch_lab.worker.failures import severed_when_it_fails
 from monarch_lab.worker.groups import Group, current
 
 _OPERATIONS = {
@@ -64,7 +65,8 @@ def _add_up(buffer: torch.Tensor, group: Group, reduction: str) -> None:
 
         options = dist.AllreduceOptions()
         options.reduceOp = getattr(dist.ReduceOp, _OPERATIONS[reduction])
-        group.backend.allreduce([buffer], options).wait()
+        with severed_when_it_fails():
+            group.backend.allreduce([buffer], options).wait()
     if reduction == "avg":
         buffer /= group.size
 
@@ -75,7 +77,8 @@ def _all_gather(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     if group.backend is None:
         parts = [buffer]
     else:
-        group.backend.allgather([parts], [buffer]).wait()
+        with severed_when_it_fails():
+            group.backend.allgather([parts], [buffer]).wait()
     return _back(torch.stack(parts), tensor)
 
 
@@ -88,7 +91,8 @@ def _all_to_all(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     else:
         import torch.distributed as dist
 
-        group.backend.alltoall_base(out, buffer, [], [], dist.AllToAllOptions()).wait()
+        with severed_when_it_fails():
+            group.backend.alltoall_base(out, buffer, [], [], dist.AllToAllOptions()).wait()
     return _back(out, tensor)
 
 

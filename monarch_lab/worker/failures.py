@@ -6,6 +6,8 @@ import linecache
 import os
 import pickle
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from monarch_lab.errors import DeviceException
@@ -13,6 +15,7 @@ from monarch_lab.wire.engine import Failure
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "<monarch_lab call>"
+_SEVERED = "monarch_lab_severed"
 own_rank = -1  # set once by the worker
 _MAX_PICKLED_BYTES = 1 << 20
 _MAX_TEXT = 20_000
@@ -75,6 +78,16 @@ def _find(args: Any, kwargs: Any) -> Failure:
     return Failure("InternalError", "a failed value without its failure", [])
 
 
+@contextmanager
+def severed_when_it_fails() -> Iterator[None]:
+    """Around the wait for other ranks: what it raises is marked, so that the kernel asks whether one has died."""
+    try:
+        yield
+    except RuntimeError as e:
+        setattr(e, _SEVERED, True)
+        raise
+
+
 def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
     """The exception with its frames, ours left out (they would hide the user's)."""
     frames = []
@@ -92,6 +105,7 @@ def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
         interrupted=isinstance(error, KeyboardInterrupt),
         entry=error.entry if isinstance(error, PredictionError) else 0,
         rank=own_rank,
+        severed=getattr(error, _SEVERED, False),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch_lab.errors import InternalError
 from monarch_lab.wire.engine import MeshDef
+from monarch_lab.worker.failures import severed_when_it_fails
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 
@@ -81,7 +82,8 @@ class Groups:
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # torch's own sockets have no encryption: never leave the host
             path = os.path.join(self._directory, f"group{self._number}-" + "-".join(map(str, ranks)))
             store = dist.PrefixStore("gloo", dist.FileStore(path, len(ranks)))
-            self._backends[ranks] = dist.ProcessGroupGloo(store, position, len(ranks), _TIMEOUT)
+            with severed_when_it_fails():
+                self._backends[ranks] = dist.ProcessGroupGloo(store, position, len(ranks), _TIMEOUT)
         return self._backends[ranks]
 
 

@@ -103,6 +103,9 @@ class Worker:
         match order:
             case wire.Batch():
                 engine.run_batch(order)
+            case wire.Together():
+                engine.run_batch(order.batch)
+                self._obey(order.order, frames)
             case wire.Define():
                 engine.define(order, frames)
             case wire.Learn():
@@ -139,7 +142,7 @@ class Worker:
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
     if spec.device == "cuda":
-        config.narrow_to_gpu(spec.local_rank)
+        config.narrow_to_gpu(spec.rank)  # all hosts of a local mesh are this machine
     torch.set_num_threads(config.threads_of_worker(spec.local_world_size))
     link = WorkerLink(spec)
     worker = Worker(spec, link)

@@ -28,7 +28,7 @@ def mean_pss(pids: Sequence[int]) -> float:
 
 def spare_pss() -> dict[str, float]:
     """MB of the spare's processes, by what they are, while no mesh runs that would share its pages."""
-    os.environ["MONARCH_LAB_WARM_POOL_DELAY"] = "0"
+    os.environ.update(MONARCH_LAB_WARM_POOL="1", MONARCH_LAB_WARM_POOL_DELAY="0")
     with mesh_of(1):
         while not warm_pool.is_ready:
             time.sleep(0.05)
@@ -53,7 +53,6 @@ def measure(quick: bool) -> Iterator[Line]:
         processes = mesh.status().processes
         ours = mean_pss([p.pid for p in processes])
         rss = sum(p.rss_bytes for p in processes) / len(processes) / 2**20
-        warm_pool.clear()
     spare = spare_pss()
     with PlainProcesses(WORKERS) as plain:
         spawned = mean_pss(plain.pids)
@@ -73,7 +72,7 @@ def measure(quick: bool) -> Iterator[Line]:
         "the spare for a later mesh, PSS",
         sum(spare.values()),
         "MB",
-        goal=1.2,
+        goal=1.5,
         reference=spawned,
         reference_is="a spawned torch process",
         details={f"{kind}_MB": value for kind, value in spare.items()},

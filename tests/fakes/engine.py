@@ -166,7 +166,19 @@ def meshes() -> dict[str, FakeMesh]:
     return dict(_meshes)
 
 
-FAKES = {"monarch_lab.session": ("meshes", "start_local"), "monarch_lab.controller.tensor": ("MeshTensor",)}
+# What find_meshes finds.
+found: list[Any] = []
+
+
+def find_meshes() -> list[Any]:
+    return list(found)
+
+
+FAKES = {
+    "monarch_lab.session": ("meshes", "start_local"),
+    "monarch_lab.session.found": ("find_meshes",),
+    "monarch_lab.controller.tensor": ("MeshTensor",),
+}
 
 
 _real: dict[str, types.ModuleType | None] = {}
@@ -187,6 +199,7 @@ def uninstall() -> None:
         _put(name, _real.pop(name, None))
     _meshes.clear()
     active.clear()
+    found.clear()
 
 
 def _put(name: str, module: types.ModuleType | None) -> None:

@@ -78,4 +78,5 @@ def test_loading_brings_neither_torch_nor_widgets() -> None:
         "print([m for m in ('torch', 'ipywidgets', 'ipykernel') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "No mesh is running: type %mesh start\n[]\n"
+    first, *_, last = done.stdout.splitlines()  # this user's other kernels may have meshes
+    assert first.endswith("is running: type %mesh start") and last == "[]"

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
+from monarch_lab.session.found import FoundMesh
+from monarch_lab.transport import platform
+from monarch_lab.wire.record import MeshRecord, PidRecord
+from tests.fakes import engine
 from tests.fakes.shell import Shell
 
 
@@ -74,7 +81,7 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         (
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
-            "restart, kill",
+            "restart, logs, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -182,3 +189,24 @@ def test_ranks_are_restarted_and_killed(started: Shell) -> None:
 def test_ranks_that_cannot_be_meant_are_refused(started: Shell, line: str, sentence: str) -> None:
     started.run(line)
     assert sentence in started.text
+
+
+def found_mesh(name: str, kernel: PidRecord, **labels: str) -> FoundMesh:
+    record = MeshRecord(name, "started", kernel, PidRecord(5, 5), "", "", 2, 1, "cpu", labels, time.monotonic(), [])
+    return FoundMesh(record, "/nowhere", "live")
+
+
+def test_meshes_of_other_kernels_are_listed_as_such(started: Shell) -> None:
+    own = PidRecord(os.getpid(), platform.start_time(os.getpid()) or 0)
+    engine.found[:] = [found_mesh("mesh", own, team="blue"), found_mesh("far", PidRecord(4242, 1), team="red")]
+    started.run("%mesh list")
+    assert started.text == (
+        '* mesh "mesh" · live · host=1 × gpu=2 · cpu · 2 workers · team=blue\n'
+        "Of other kernels (they cannot be used here; monarch-lab stop NAME in a shell ends one):\n"
+        '  mesh "far" · live · host=2 × gpu=1 · cpu · 2 workers · kernel 4242 · 0 s · team=red\n'
+    )
+    started.run("%mesh stop")
+    del engine.found[0]
+    started.run("%mesh list")
+    assert started.text.startswith("No mesh of this notebook is running: type %mesh start\nOf other kernels")
+    assert not started.run("%mesh use far").success

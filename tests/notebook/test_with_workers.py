@@ -217,6 +217,30 @@ def test_a_stopped_worker_is_told_while_the_cell_waits_and_may_go_on(kernel: Ker
     assert kernel.text().count("after the stop") == 2
 
 
+WRITE = """
+@ml.remote
+def write_in_c(t):
+    import os
+    os.write(1, f"C wrote this in rank {os.environ['RANK']}\\n".encode())
+    return t
+"""
+
+
+def test_logs_show_what_c_code_wrote_and_follow_until_an_interrupt(kernel: Kernel) -> None:
+    assert kernel.run(WRITE) == "ok"
+    assert kernel.run("%%mesh\nwrite_in_c(one).sum()") == "ok", kernel.errors()
+    assert kernel.run("%mesh logs --grep wrote") == "ok"
+    assert lines(kernel) == ["[0.0] C wrote this in rank 0", "[0.1] C wrote this in rank 1"]
+    assert kernel.run("%mesh logs --ranks gpu=1 -g wrote -n 1") == "ok"
+    assert lines(kernel) == ["[0.1] C wrote this in rank 1"]
+    assert kernel.run("%mesh logs -g nothing") == "ok"
+    assert kernel.text().startswith('Nothing of that is in the log files of mesh "mesh"')
+    assert kernel.run("%mesh logs --ranks 7") == "error"
+    assert "there is no rank 7; ranks are 0 to 1" in traceback(kernel)
+    act = when(kernel, "[0.0] C wrote", kernel.interrupt)
+    assert kernel.run("%mesh logs --follow --ranks 0", during=act) == "ok", kernel.errors()
+
+
 def test_unloading_ends_the_workers(kernel: Kernel) -> None:
     kernel.run("workers = [p.pid for p in ml.meshes()['mesh'].status().processes]")
     assert kernel.run("%unload_ext monarch_lab") == "ok"

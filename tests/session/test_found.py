@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -14,12 +15,15 @@ import pytest
 from monarch_lab.config import Timeouts
 from monarch_lab.errors import LaunchError, UsageKeyError, UsageValueError
 from monarch_lab.session import found
-from monarch_lab.session.found import FoundMesh, age_text
+from monarch_lab.session.found import FoundMesh
+from monarch_lab.session.record import Recorder
+from monarch_lab.session.relay import Relay
+from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.directory import RECORD, hold_directory, make_directory, remove_directory, write_file
 from monarch_lab.wire.codec import TextDecoder, encode_text
-from monarch_lab.wire.record import MeshRecord, PidRecord
+from monarch_lab.wire.record import MeshRecord, PidRecord, age_text
 from tests.session.conftest import OtherKernel
-from tests.supervisor.recorder import wait_until
+from tests.supervisor.recorder import SETTINGS, launch_of, wait_until
 
 StartKernel = Callable[..., OtherKernel]
 TIMES = Timeouts(stop=10.0)
@@ -174,3 +178,35 @@ def test_ages_are_told_in_one_unit() -> None:
         "2 h",
         "2 d",
     ]
+
+
+def test_a_mesh_whose_record_cannot_be_written_starts_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("monarch_lab.session.record.write_file", full)
+    recorder = Recorder(launch_of(per_host=1))
+    relay = Relay(recorder.note)
+    with Supervisor(launch_of(per_host=1), SETTINGS, relay) as supervisor:
+        recorder.begin(supervisor)
+        supervisor.wait_ready()
+    assert "mesh test will not be listed elsewhere: [Errno 28] No space left on device" in caplog.text
+
+
+def test_the_record_names_the_process_that_a_rank_got_later() -> None:
+    recorder = Recorder(launch_of())
+    relay = Relay(recorder.note)
+    with Supervisor(launch_of(), SETTINGS, relay) as supervisor:
+        recorder.begin(supervisor)
+        supervisor.wait_ready()
+        supervisor.restart([1])
+
+        def recorded() -> FoundMesh:
+            return next(m for m in found.find_meshes() if m.directory == supervisor.directory)
+
+        pids = [info.pid for info in supervisor.processes.values()]
+        # Written by the supervisor's thread, a moment after restart() has seen it.
+        wait_until(lambda: [worker.process.pid for worker in recorded().record.workers] == pids)
+        assert recorded().is_ours and recorded().state == "live"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 import monarch_lab as ml
 from monarch_lab.session.pool import warm_pool
-from tests.supervisor.recorder import wait_until
+from tests.supervisor.recorder import ROOT, wait_until
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,13 @@ from tests.supervisor.recorder import wait_until
         ({"device": "tpu"}, '"cpu" or "cuda"'),
         ({"name": "my mesh"}, "no name for a mesh"),
         ({"device": "cuda", "gpus_per_host": 4096}, '4096.*device="cpu"'),
+        ({"socket_type": "udp"}, 'socket_type is "unix" or "tcp", not \'udp\''),
+        ({"logging_location": "nowhere"}, 'logging_location is "file" or "default"'),
+        ({"labels": {"": "x"}}, "cannot be a label"),
+        ({"env": {"A=B": "x"}}, "cannot be a variable"),
+        ({"env": {"A": "x\0"}}, "cannot be a variable"),
+        ({"name": ""}, "no name for a mesh"),
+        ({"supervision_params": ml.SupervisionParams(update_timeout=1)}, "update_timeout .* more than twice"),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused_before_anything_starts(options: dict[str, Any], text: str) -> None:
@@ -34,6 +43,21 @@ def test_a_mesh_that_cannot_be_is_refused_before_anything_starts(options: dict[s
     with pytest.raises(ValueError, match=text):
         ml.local_mesh(**options)
     assert ml.meshes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"supervision_params": 3}, "supervision_params is an ml.SupervisionParams, not 3"),
+        ({"controller_params": {"operation_timeout": 1}}, "controller_params is an ml.ControllerParams"),
+        ({"labels": ["a"]}, "labels is a dict of strings"),
+        ({"labels": {"a": 1}}, "the label 'a': 1 is not two strings"),
+        ({"env": {"A": None}}, "the variable 'A': None is not two strings"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_a_type_error(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        ml.local_mesh(**options)
 
 
 def test_a_name_in_use_is_refused(mesh: Any) -> None:
@@ -194,3 +218,29 @@ def test_a_later_mesh_stands_on_the_spare_which_is_no_mesh(monkeypatch: pytest.M
 def _facts() -> Any:
     names = ("RANK", "WORLD_SIZE", "MINE")
     return *(os.environ[name] for name in names), os.getcwd(), torch.get_num_threads() >= 1
+
+
+def _write_in_c(x: Any) -> int:
+    os.write(1, b"from C\n")
+    return os.getpid()
+
+
+PRINTING = """
+import os, torch, monarch_lab as ml
+from tests.session.test_local_mesh import _write_in_c
+options = {"logging_location": ml.LoggingLocation.DEFAULT, "labels": {"team": "blue"}}
+with ml.local_mesh(hosts=1, gpus_per_host=9, device="cpu", **options) as mesh, mesh.activate():
+    ml.call_on_shard_and_fetch(_write_in_c, torch.ones(1), shard={"host": 0, "gpu": 8}).result()
+    assert mesh.get_info().mesh_labels == {"team": "blue"} and len(mesh.get_info().devices_labels) == 9
+    assert len(mesh.slice(gpu=slice(2, 5)).get_info().devices_labels) == 3
+    assert (mesh.rank("gpu")).reduce("gpu").item() == 36
+"""
+
+
+@pytest.mark.slow
+def test_output_in_the_default_place_goes_where_the_kernels_own_goes_with_more_than_eight_workers() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", PRINTING]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "from C\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -163,3 +164,23 @@ def test_lowered_priority_can_be_undone_or_is_not_lowered() -> None:
     if undo is not None:
         undo()
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_spares_made_taken_and_ended_again_leave_no_descriptor_or_thread(pool: Pool) -> None:
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    def cycle() -> None:
+        pool.want(launch_of(), SOON)
+        wait_until(lambda: pool.is_ready)
+        with take(pool, per_host=1) as mesh:
+            mesh.wait_ready()
+        pool.want(launch_of(), SOON)
+        wait_until(lambda: pool.is_ready)
+        pool.clear()
+
+    cycle()
+    before = count()
+    for _ in range(3):
+        cycle()
+    wait_until(lambda: count() == before)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.errors import LaunchError
 from monarch_lab.supervisor import Ground, Groundwork, ProcessState, Supervisor
 from monarch_lab.transport import platform
-from tests.supervisor.recorder import SETTINGS, Recorder, command_of, launch_of, wait_until
+from tests.supervisor.recorder import ROOT, SETTINGS, Recorder, command_of, launch_of, wait_until
 
 
 @pytest.fixture
@@ -95,3 +97,33 @@ def test_an_agent_killed_under_a_spare_takes_all_of_it(spare: Groundwork) -> Non
     assert spare.loop._agent is not None
     os.kill(spare.loop._agent.pid, signal.SIGKILL)
     wait_until(lambda: not spare.is_idle and not any(map(platform.is_alive, processes)))
+
+
+PRINTING_KERNEL = """
+import sys
+from monarch_lab.supervisor import Supervisor
+from tests.supervisor.recorder import SETTINGS, Recorder, launch_of
+recorder = Recorder()
+with Supervisor(launch_of(logging_location="default"), SETTINGS, recorder) as mesh:
+    mesh.wait_ready()
+    assert {info.stdout_path for info in mesh.processes.values()} == {""}
+    mesh.send([1], b"print through")
+    recorder.wait_report(1)
+    mesh.send([0], b"raise my mistake")
+    assert recorder.wait_exit(0).last_lines == ""
+"""
+
+
+def test_workers_without_files_write_where_their_kernel_does_and_hold_nothing_of_it_open() -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # The pipes end: neither agent, guard, zygote nor worker is left that holds them.
+    words = [sys.executable, "-c", PRINTING_KERNEL]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=60)
+    assert done.stdout == "through\n" and done.returncode == 0
+    assert "through\n" in done.stderr and "ValueError: my mistake" in done.stderr
+
+
+def test_output_to_no_file_and_to_files_need_a_ground_of_their_own() -> None:
+    ground = Ground.of(launch_of(), SETTINGS)
+    assert not ground.fits(Ground.of(launch_of(logging_location="default"), SETTINGS))
+    assert not ground.fits(Ground.of(launch_of(socket_type="tcp"), SETTINGS))
