@@ -156,6 +156,7 @@ class Settings:
     warm_pool: int = 1  # spares (agent and zygote) kept ready for a later mesh: 0 or 1
     warm_pool_delay: float = 5.0  # seconds between a mesh that has come up and the making of a spare
     warm_pool_idle: float = 600.0  # seconds after which a spare that nobody took is ended
+    faults: str = ""  # made on purpose, for tests: transport/faults.py
     log_dir: str = ""  # "" is a directory of the mesh's own, removed when it stops
 
 

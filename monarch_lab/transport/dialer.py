@@ -17,9 +17,9 @@ from monarch_lab.transport.complaints import Complaints
 from monarch_lab.transport.curve import as_client
 from monarch_lab.transport.dialing import Dialing, DialState
 from monarch_lab.transport.events import LinkEvent
-from monarch_lab.transport.frames import receive_frames
+from monarch_lab.transport.faults import NO_FAULTS, Faults
 from monarch_lab.transport.keys import Invitation
-from monarch_lab.transport.link_socket import configure_link, is_tcp, put
+from monarch_lab.transport.link_socket import LinkSocket, configure_link, is_tcp
 from monarch_lab.wire.link import Frame, Versions, unpack_envelope
 
 log = logging.getLogger(__name__)
@@ -29,10 +29,18 @@ _MESSAGES_A_ROUND = 256
 class Dialer:
     """``socket`` goes into the owner's poller; ``read`` when it is readable, ``tick`` at ``next_wake``."""
 
-    def __init__(self, context: zmq.Context, invitation: Invitation, versions: Versions, now: float) -> None:
+    def __init__(
+        self,
+        context: zmq.Context,
+        invitation: Invitation,
+        versions: Versions,
+        now: float,
+        faults: Faults = NO_FAULTS,
+    ) -> None:
         self._rules = Dialing(invitation, versions, os.getpid(), python_platform.node(), now)
         self._complaints = Complaints()
         self.socket: zmq.Socket = context.socket(zmq.DEALER)
+        self._wire = LinkSocket(self.socket, "dialer", faults)
         configure_link(self.socket, invitation.limits, invitation.times)
         if is_tcp(invitation.address):
             if invitation.server is None or invitation.own is None:
@@ -52,14 +60,10 @@ class Dialer:
     def read(self, now: float) -> list[LinkEvent]:
         """What has come, up to a round's worth."""
         events: list[LinkEvent] = []
-        for _ in range(_MESSAGES_A_ROUND):
+        for parts in self._wire.receive(_MESSAGES_A_ROUND, now):
             try:
-                parts = receive_frames(self.socket, wait=False)
-            except zmq.Again:
-                break
-            try:
-                envelope = unpack_envelope(parts[0].buffer)
-                events += self._rules.handle(envelope, payload(parts[1:]), now)
+                frames = payload(parts[1:])
+                events += self._rules.handle(unpack_envelope(parts[0].buffer, frames), frames, now)
             except ProtocolError as e:
                 if (line := self._complaints.note(b"supervisor", str(e), now)) is not None:
                     log.warning("%s", line)
@@ -72,11 +76,12 @@ class Dialer:
         self.tick(now)
 
     def tick(self, now: float) -> None:
+        self._wire.put_late(now)
         for envelope, frames in self._rules.outgoing(now):
-            put(self.socket, None, envelope, frames)
+            self._wire.put(None, envelope, frames, now)
 
     def next_wake(self) -> float:
-        return self._rules.next_wake()
+        return min(self._rules.next_wake(), self._wire.next_late())
 
     def silent_for(self, now: float) -> float:
         """Seconds since the supervisor was last heard, or since this was made."""

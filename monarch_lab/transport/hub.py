@@ -22,9 +22,9 @@ from monarch_lab.transport.curve import Gatekeeper, as_server, user_of
 from monarch_lab.transport.dialer import payload
 from monarch_lab.transport.directory import bind_private
 from monarch_lab.transport.events import Fenced, Joined, LinkEvent, Received, Refused
-from monarch_lab.transport.frames import receive_frames
+from monarch_lab.transport.faults import NO_FAULTS, Faults
 from monarch_lab.transport.keys import KEY_BYTES, Invitation, make_pair
-from monarch_lab.transport.link_socket import configure_link, is_tcp, put
+from monarch_lab.transport.link_socket import LinkSocket, configure_link, is_tcp
 from monarch_lab.transport.roster import Action, Peer, Reply, Roster, Stranger
 from monarch_lab.wire.link import Frame, LinkLimits, LinkTimes, LinkWelcome, Versions, unpack_envelope
 
@@ -59,6 +59,7 @@ class Hub:
         times: LinkTimes,
         limits: LinkLimits,
         versions: Versions,
+        faults: Faults = NO_FAULTS,
     ) -> None:
         self.address = address
         self._context = context
@@ -75,9 +76,11 @@ class Hub:
         self._gatekeeper = Gatekeeper(context) if is_tcp(address) else None
         self._public: dict[int, bytes] = {}  # of invited peers
         self._complaints = Complaints()
-        self._frames_in = self._frames_out = self._undelivered = 0
+        self._frames_in = self._frames_out = 0
+        self._now = 0.0  # of the last call that told it
         self._resends = self._duplicates = 0  # of sessions that are over
         self.socket: zmq.Socket = context.socket(zmq.ROUTER)
+        self._wire = LinkSocket(self.socket, "hub", faults)
 
     def __enter__(self) -> Hub:
         self.open()
@@ -132,18 +135,15 @@ class Hub:
 
     def read(self, now: float) -> list[LinkEvent]:
         """What has come, up to a round's worth."""
+        self._now = now
         events: list[LinkEvent] = []
         heard: set[int] = set()
-        for _ in range(_MESSAGES_A_ROUND):
-            try:
-                parts = receive_frames(self.socket, wait=False)
-            except zmq.Again:
-                break
+        for parts in self._wire.receive(_MESSAGES_A_ROUND, now):
             self._frames_in += 1
             for action in self._handle(parts, now):
                 match action:
                     case Reply():
-                        self._put(action.route, action)
+                        self._put(action, now)
                     case Stranger(reason):
                         self._complain(parts[0].bytes, reason, now)
                     case Joined() | Received() | Fenced() | Refused():
@@ -166,7 +166,7 @@ class Hub:
         self._note_session(self._roster.known(peer))
         for action in self._roster.fence(peer, reason, final):
             if isinstance(action, Reply):
-                self._put(action.route, action)
+                self._put(action, self._now)
 
     def revoke(self, peer: int) -> None:
         """Its invitation is void: it is a stranger from now on, and on TCP its key opens nothing."""
@@ -177,11 +177,12 @@ class Hub:
             self._gatekeeper.strike(public)
 
     def tick(self, now: float) -> None:
+        self._wire.put_late(now)
         self._flush(self._roster.peers(), now)
 
     def next_wake(self) -> float:
-        wakes = (peer.session.next_wake() for peer in self._roster.peers() if peer.session is not None)
-        return min(wakes, default=float("inf"))
+        wakes = [peer.session.next_wake() for peer in self._roster.peers() if peer.session is not None]
+        return min([self._wire.next_late(), *wakes])
 
     def silent_for(self, peer: int, now: float) -> float:
         """Seconds since its last authenticated message; infinity before the first."""
@@ -199,7 +200,7 @@ class Hub:
         return LinkStats(
             frames_in=self._frames_in,
             frames_out=self._frames_out,
-            undelivered=self._undelivered,
+            undelivered=self._wire.undelivered,
             resends=self._resends + sum(session.resends for session in sessions),
             duplicates=self._duplicates + sum(session.duplicates for session in sessions),
             strangers=self._complaints.count,
@@ -216,11 +217,12 @@ class Hub:
     def _handle(self, parts: list[zmq.Frame], now: float) -> list[Action]:
         if len(parts) < 2:
             return [Stranger("it has not said hello")]
+        frames = payload(parts[2:])
         try:
-            envelope = unpack_envelope(parts[1].buffer)
+            envelope = unpack_envelope(parts[1].buffer, frames)
         except ProtocolError as e:
             return [Stranger(str(e))]
-        return self._roster.handle(envelope, payload(parts[2:]), self._user(parts), parts[0].bytes, now)
+        return self._roster.handle(envelope, frames, self._user(parts), parts[0].bytes, now)
 
     def _user(self, parts: list[zmq.Frame]) -> int | None:
         if self._gatekeeper is None:
@@ -235,13 +237,11 @@ class Hub:
         for peer in peers:
             if peer.session is not None and peer.current is not None:
                 for envelope, frames in peer.session.outgoing(now):
-                    self._put(peer.current.route, Reply(peer.current.route, envelope, frames))
+                    self._put(Reply(peer.current.route, envelope, frames), now)
 
-    def _put(self, route: bytes, reply: Reply) -> None:
-        if put(self.socket, route, reply.envelope, reply.frames):
-            self._frames_out += 1
-        else:
-            self._undelivered += 1
+    def _put(self, reply: Reply, now: float) -> None:
+        self._frames_out += 1
+        self._wire.put(reply.route, reply.envelope, reply.frames, now)
 
     def _note_session(self, peer: Peer | None) -> None:
         if peer is not None and peer.session is not None:

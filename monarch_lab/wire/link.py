@@ -19,7 +19,7 @@ from monarch_lab.wire.codec import Decoder
 
 VERSION = 1
 _MAGIC = b"mlab"
-_HEADER = struct.Struct("!4sBB16sQQQQ")
+_HEADER = struct.Struct("!4sBB16sQQQQIQ")
 HEADER_BYTES = _HEADER.size
 MESH_BYTES = 16
 # The first message of a peer holds a key and a few words: a longer one is not decoded at all.
@@ -49,7 +49,8 @@ class Envelope(msgspec.Struct, frozen=True):
     version: int = VERSION
 
 
-def pack_envelope(envelope: Envelope) -> bytes:
+def pack_envelope(envelope: Envelope, frames: Sequence[Frame] = ()) -> bytes:
+    """The header of a message of ``frames``: how many, and how many bytes, are in it, so that none is lost unseen."""
     return _HEADER.pack(
         _MAGIC,
         envelope.version,
@@ -59,20 +60,28 @@ def pack_envelope(envelope: Envelope) -> bytes:
         envelope.receiver,
         envelope.seq,
         envelope.ack,
+        len(frames),
+        sum(map(size_of, frames)),
     )
 
 
-def unpack_envelope(frame: Frame) -> Envelope:
-    """Raises ProtocolError for anything that is no header of ours."""
+def unpack_envelope(frame: Frame, frames: Sequence[Frame] = ()) -> Envelope:
+    """Raises ProtocolError for anything that is no header of ours, or not of these ``frames``."""
     if len(frame) != HEADER_BYTES:
         raise ProtocolError(f"a header has {HEADER_BYTES} bytes, not {len(frame)}")
-    magic, version, kind, mesh, sender, receiver, seq, ack = _HEADER.unpack(frame)
+    magic, version, kind, mesh, sender, receiver, seq, ack, count, size = _HEADER.unpack(frame)
     if magic != _MAGIC:
         raise ProtocolError("this is no message of monarch_lab")
+    if count != len(frames) or size != sum(map(size_of, frames)):
+        raise ProtocolError(f"a message of {count} frames and {size} bytes is not whole")
     try:
         return Envelope(Kind(kind), mesh, sender, receiver, seq, ack, version)
     except ValueError:
         raise ProtocolError(f"there is no message of kind {kind}") from None
+
+
+def size_of(frame: Frame) -> int:
+    return len(frame) if isinstance(frame, bytes) else frame.nbytes
 
 
 class LinkHello(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from monarch_lab.errors import BacklogError, PayloadTooLarge, ProtocolError
-from monarch_lab.wire.link import Envelope, Frame, Kind, LinkLimits, LinkTimes
+from monarch_lab.wire.link import Envelope, Frame, Kind, LinkLimits, LinkTimes, size_of
 
 _NEVER = float("inf")
 # How much is sent again at once, so that a long cut does not end in a storm: a round trip for each burst.
@@ -77,7 +77,7 @@ class Session:
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Take a message over; ``outgoing`` gives it to the wire. Nothing is taken where this raises."""
-        size = sum(map(_size, frames))
+        size = sum(map(size_of, frames))
         limits = self._limits
         if size > limits.message_bytes:
             raise PayloadTooLarge(
@@ -204,7 +204,7 @@ class Session:
             self.duplicates += 1
             self._ack_at = now  # its ack was lost, or is late
             return []
-        size = sum(map(_size, frames))
+        size = sum(map(size_of, frames))
         limits = self._limits
         if seq > self._delivered + 1 and (
             len(self._held) >= limits.window_messages or self._held_bytes + size > limits.window_bytes
@@ -245,7 +245,7 @@ class _Assembler:
         mark = bytes(frames[0])
         if mark not in (_GOES_ON, _FRAME_ENDS, _MESSAGE_ENDS):
             raise ProtocolError("a piece of a message has an unknown mark")
-        self._size += _size(frames[1])
+        self._size += size_of(frames[1])
         if self._size > self._limit:
             raise ProtocolError(f"a message is longer than {self._limit} bytes")
         self._parts.append(frames[1])
@@ -267,7 +267,3 @@ def _split(frames: Sequence[Frame], piece_bytes: int) -> list[tuple[bytes, Frame
             pieces.append((_GOES_ON if end < view.nbytes else _FRAME_ENDS, view[start:end]))
     pieces[-1] = (_MESSAGE_ENDS, pieces[-1][1])
     return pieces
-
-
-def _size(frame: Frame) -> int:
-    return len(frame) if isinstance(frame, bytes) else frame.nbytes

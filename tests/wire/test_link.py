@@ -19,7 +19,8 @@ from monarch_lab.wire.link import (
 @pytest.mark.parametrize("kind", Kind)
 def test_an_envelope_survives_the_wire(kind: Kind) -> None:
     envelope = Envelope(kind, b"m" * 16, 2**64 - 1, 0, 5, 2**63)
-    assert unpack_envelope(pack_envelope(envelope)) == envelope
+    frames = [b"one", memoryview(bytes(2))]
+    assert unpack_envelope(pack_envelope(envelope, frames), frames) == envelope
     assert len(pack_envelope(envelope)) == HEADER_BYTES
 
 
@@ -29,6 +30,13 @@ def test_an_envelope_survives_the_wire(kind: Kind) -> None:
 def test_what_is_no_header_is_refused(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         unpack_envelope(frame)
+
+
+@pytest.mark.parametrize("frames", [[], [b"one"], [b"one", b"tw"], [b"one", b"two", b""]])
+def test_a_message_that_has_lost_something_is_refused(frames: list[bytes]) -> None:
+    header = pack_envelope(Envelope(Kind.DATA, b"m" * 16, 1, 2, 1), [b"one", b"two"])
+    with pytest.raises(ProtocolError, match="2 frames and 6 bytes is not whole"):
+        unpack_envelope(header, frames)
 
 
 def test_versions_that_differ_are_all_named() -> None:
