@@ -461,8 +461,17 @@ class SupervisorLoop:
     def _end_what_is_left(self, deadline: float) -> None:
         """Of an agent that has ended. Only a guard that was killed as well leaves anything to find."""
         self._wait_for_guard(deadline)
-        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < deadline:
+        while platform.kill_marked(MARK_VARIABLE, self._spec.mark):
+            if time.monotonic() >= deadline:
+                self._tell_unkillable()
+                return
             time.sleep(_QUIET_S)
+
+    def _tell_unkillable(self) -> None:
+        for pid in platform.marked(MARK_VARIABLE, self._spec.mark):
+            used = platform.usage(pid)
+            state = used[2] if used is not None else "?"
+            log.warning("mesh %s: process %d does not end (SIGKILL was sent; its state is %s)", self.name, pid, state)
 
     def _serve_until_end(self, deadline: float) -> None:
         """Go on reading, so that the last reports and the ends are told."""
