@@ -184,3 +184,15 @@ def test_spares_made_taken_and_ended_again_leave_no_descriptor_or_thread(pool: P
     for _ in range(3):
         cycle()
     wait_until(lambda: count() == before)
+
+
+def test_a_program_that_the_kernel_starts_inherits_nothing_of_the_spare(pool: Pool) -> None:
+    code = "import os; print([n for n in range(3, 500) if os.path.lexists(f'/proc/self/fd/{n}')])"
+
+    def inherited() -> str:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, close_fds=False).stdout
+
+    before = inherited()
+    pool.want(launch_of(), SOON)
+    wait_until(lambda: pool.is_ready)
+    assert inherited() == before
