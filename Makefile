@@ -19,7 +19,7 @@ PANEL_SOURCES := $(wildcard labextension/src/*.ts labextension/style/*) labexten
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: demo lab env test soak bench bench-peers lint build clean
+.PHONY: demo lab env test soak netlab bench bench-peers lint build clean
 
 demo: $(VENV)/.stamp-user
 	$(BIN)/python notebooks/run.py notebooks/01_first_mesh.ipynb
@@ -30,12 +30,16 @@ lab: $(VENV)/.stamp-user
 env: $(VENV)/.stamp-dev
 
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "not soak" --ignore=tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "not soak and not netlab" --ignore=tests/browser $(ARGS)
 	@# Playwright keeps an event loop running on the main thread, where other tests start theirs.
 	$(BIN)/python -m pytest -m "not soak" tests/browser $(ARGS)
 
 soak: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m soak --timeout=0 $(ARGS)
+	$(BIN)/python -m pytest -m "soak or netlab" --timeout=0 $(ARGS)
+
+# Hosts in network namespaces that are cut off and lose their power. As root, with iproute2 and util-linux.
+netlab: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m netlab $(ARGS)
 
 bench: $(VENV)/.stamp-dev
 	$(BIN)/python -m tests.bench $(ARGS)

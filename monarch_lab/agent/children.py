@@ -77,7 +77,7 @@ def last_lines(path: str, since: int = 0) -> str:
     try:
         with open(path, "rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            text = file.read().decode(errors="replace")
+            text = file.read(_TAIL_BYTES).decode(errors="replace").replace("\0", "")
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -161,7 +161,9 @@ class HostAgent:
             if flags := (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0):
                 poller.register(fd, flags)
         now = time.monotonic()
-        ready = dict(poller.poll(poll_ms(min(self._dialer.next_wake(), self._core.stop_due) - now)))
+        # At the latest after a beat: the lease, and a supervisor without a pidfd, are looked at.
+        until = min(self._dialer.next_wake(), self._core.stop_due, now + self._settings.timeouts.beat)
+        ready = dict(poller.poll(poll_ms(until - now)))
         if self._dialer.socket in ready:
             self._read_owner()
         if self._relay.fd in ready:

@@ -71,13 +71,21 @@ def _redirect_output(spec: WorkerSpec) -> None:
         (1, spec.stdout_path, append, spec.output_fds[0]),
         (2, spec.stderr_path, append, spec.output_fds[1]),
     ):
-        opened = os.open(path, flags, _OUTPUT_MODE) if path else inherited
+        opened = _opened(path, flags) if path else inherited
         os.dup2(opened, fd)
         os.close(opened)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # A crash in C leaves a stack in last_lines; with those of all threads its first lines would be cut off.
     faulthandler.enable(all_threads=False)
+
+
+def _opened(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags, _OUTPUT_MODE)
+    except OSError as e:  # a full disk: the worker's work does not hang on its log
+        print(f"{path} cannot be written: {e.strerror}; what goes there is lost", file=sys.stderr)
+        return os.open(os.devnull, flags)
 
 
 def _adopt_surroundings(spec: WorkerSpec) -> None:

@@ -65,6 +65,7 @@ _RETRY_S = 0.05
 _MANY_PEERS = 64
 _QUIET_S = 0.02
 _SHUT_POLL_S = 0.02
+_FAREWELL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class ContextLoop:
         self._heard_before = 0
         self._next_status = time.monotonic() + plan.status_s if plan.status_s else float("inf")
         self._quiet_until = 0.0
+        self._has_guests = False  # agents that we did not start
+        self._farewell_by = float("inf")
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
         self._do: dict[type, Callable[[Any], None]] = {
             Tell: lambda a: self._outboxes.setdefault(a.peer, deque()).append((a.order, a.payload)),
@@ -150,6 +153,7 @@ class ContextLoop:
 
     def invite(self, address: str | None) -> Invitation:
         """On the loop's thread only."""
+        self._has_guests = True
         return self._hub.invite(address)
 
     def join(self, within_s: float) -> bool:
@@ -172,7 +176,14 @@ class ContextLoop:
             self._inbox.close(why)
 
     def _is_over(self) -> bool:
-        return self._core.stopping and self._core.is_empty and (not self._agents or time.monotonic() >= self._give_up)
+        if not self._core.stopping or not self._core.is_empty:
+            return False
+        now = time.monotonic()
+        if self._agents:
+            return now >= self._give_up
+        # Agents elsewhere hear our last word before the socket goes; without it they wait for it a while.
+        self._farewell_by = min(self._farewell_by, now + _FAREWELL_S)
+        return now >= self._farewell_by or not self._has_guests
 
     def _round(self) -> None:
         ready = self._poll()

@@ -6,14 +6,17 @@ beforehand (a spare) serves whatever mesh comes, if its ground fits.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import zmq
 
 from monarch_lab.config import Settings
 from monarch_lab.errors import LaunchError, UsageValueError
@@ -26,6 +29,7 @@ from monarch_lab.transport.directory import address, hold_directory, make_direct
 from monarch_lab.transport.marks import make_mark, sweep_orphans
 from monarch_lab.wire.supervision import AgentSpec
 
+log = logging.getLogger(__name__)
 _KEY_BYTES = 32
 SOCKET_TYPES = ("unix", "tcp")
 # What interpreter, C library, torch and what it links read when they are loaded: too late for a fork.
@@ -91,16 +95,15 @@ class Groundwork:
         """
         self.ground = ground
         self._stop_lock = threading.Lock()  # guards the end: two threads may ask for it
-        self.directory = make_directory()
-        self._hold = hold_directory(self.directory)
-        sweep_directories(os.path.dirname(self.directory))
-        sweep_orphans()
+        self.directory, self._hold = "", -1
         try:
-            logs = ground.settings.log_dir or os.path.join(self.directory, "logs")
+            self.directory = make_directory()
+            self._hold = hold_directory(self.directory)
+            sweep_directories(os.path.dirname(self.directory))
+            sweep_orphans()
             rendezvous = os.path.join(self.directory, "rendezvous")
-            os.makedirs(logs, mode=0o700, exist_ok=True)
             os.mkdir(rendezvous, mode=0o700)
-            self.logs = os.path.abspath(logs)
+            self.logs = self._make_logs(ground.settings.log_dir)
             spec = self._agent_spec(rendezvous, in_background)
             self.loop = SupervisorLoop(spec, ground.settings, what)
         except OSError as e:
@@ -111,7 +114,7 @@ class Groundwork:
         except BaseException as e:
             self.loop.close()
             self._let_go()
-            if isinstance(e, OSError):
+            if isinstance(e, OSError | zmq.ZMQError):
                 raise LaunchError(f"mesh {what} cannot start its agent: {e}") from e
             raise
 
@@ -138,9 +141,24 @@ class Groundwork:
                 self.loop.close()
                 self._let_go()
 
+    def _make_logs(self, wanted: str) -> str:
+        """Where output files go. A mesh does not fail for a place that cannot be written to: then it is its own."""
+        own = os.path.join(self.directory, "logs")
+        os.mkdir(own, mode=0o700)
+        if wanted:
+            try:
+                os.makedirs(wanted, mode=0o700, exist_ok=True)
+                with tempfile.TemporaryFile(dir=wanted):
+                    return os.path.abspath(wanted)
+            except OSError as e:
+                log.warning("the log directory %s cannot be written to (%s): logs go to %s", wanted, e.strerror, own)
+        return own
+
     def _let_go(self) -> None:
-        remove_directory(self.directory)
-        os.close(self._hold)
+        if self.directory:
+            remove_directory(self.directory)
+        if self._hold >= 0:
+            os.close(self._hold)
 
     def _where(self, name: str) -> str:
         # The system chooses the port, and the loop reports it back.

@@ -6,6 +6,7 @@ thread owns the report socket; a sender that sees subscriptions waiting rings fo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -108,18 +109,21 @@ class SupervisorLoop:
         self._ended: list[ProcessExited] = []
         self._ended_by = float("inf")
         self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
-        self._context: zmq.Context | None = None
+        self._opened = contextlib.ExitStack()
 
     # --- any thread
 
     def open(self, start_agent: Callable[[AgentSpec], tuple[AgentProcess, int]]) -> None:
         """Bind, start the agent (its process, and the lifeline's reading end), then the thread."""
-        self._context = zmq.Context()
-        self._door = Door(self._context, self._spec.key, self._timeouts.link_handshake)
+        context = zmq.Context()
+        self._opened.callback(context.destroy, linger=0)
+        self._door = Door(context, self._spec.key, self._timeouts.link_handshake)
+        self._opened.callback(self._door.close)
         self._door.open()
-        self._reports = self._context.socket(zmq.ROUTER)
+        self._reports = context.socket(zmq.ROUTER)
+        self._opened.callback(self._reports.close, linger=0)
         configure(self._reports, 0)
-        orders = self._orders.open(self._context, self._door, self._spec.orders)
+        orders = self._orders.open(context, self._door, self._spec.orders)
         reports = self._door.bind(self._reports, self._spec.reports)
         self._spec = structs.replace(self._spec, orders=orders, reports=reports, curve=self._door.make_keys(AGENT))
         self._agent, self._lifeline = start_agent(self._spec)
@@ -182,11 +186,7 @@ class SupervisorLoop:
     def close(self) -> None:
         """Once the thread has ended, or was never started: sockets and descriptors."""
         self._orders.close()
-        if self._context is not None:
-            self._reports.close(linger=0)
-            self._door.close()
-            self._context.destroy(linger=0)
-            self._context = None
+        self._opened.close()
         if self._agent is not None:
             self._agent.close()
         if self._lifeline >= 0:
@@ -461,8 +461,17 @@ class SupervisorLoop:
     def _end_what_is_left(self, deadline: float) -> None:
         """Of an agent that has ended. Only a guard that was killed as well leaves anything to find."""
         self._wait_for_guard(deadline)
-        while platform.kill_marked(MARK_VARIABLE, self._spec.mark) and time.monotonic() < deadline:
+        while platform.kill_marked(MARK_VARIABLE, self._spec.mark):
+            if time.monotonic() >= deadline:
+                self._tell_unkillable()
+                return
             time.sleep(_QUIET_S)
+
+    def _tell_unkillable(self) -> None:
+        for pid in platform.marked(MARK_VARIABLE, self._spec.mark):
+            used = platform.usage(pid)
+            state = used[2] if used is not None else "?"
+            log.warning("mesh %s: process %d does not end (SIGKILL was sent; its state is %s)", self.name, pid, state)
 
     def _serve_until_end(self, deadline: float) -> None:
         """Go on reading, so that the last reports and the ends are told."""

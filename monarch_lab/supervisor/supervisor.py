@@ -15,9 +15,14 @@ from monarch_lab.supervisor.launch import Listener, MeshLaunch
 from monarch_lab.supervisor.lifecycle import ProcessInfo, ProcessState
 from monarch_lab.supervisor.loop import Plan, SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, OnProgress, Progress
+from monarch_lab.transport import platform
 from monarch_lab.transport.frames import share
 from monarch_lab.wire.engine import ALL, CONTROL_ALL, control_topic, topic
 from monarch_lab.wire.supervision import LaunchWorker, MeshFacts, SignalProcess
+
+# What a mesh opens in the kernel: its own, with room for what others open meanwhile, and three sockets of each worker.
+_DESCRIPTORS = 48
+_DESCRIPTORS_OF_WORKER = 4
 
 
 class Supervisor:
@@ -68,6 +73,7 @@ class Supervisor:
         """Bind, start agent and thread; returns before any of them has answered. LaunchError if it cannot."""
         if self._loop is not None:
             raise InternalError("a supervisor starts once")
+        self._check_descriptors()
         ground = Ground.of(self._launch, self._settings)
         if self._groundwork is None:
             self._groundwork = Groundwork(ground, self._launch.name)
@@ -78,6 +84,16 @@ class Supervisor:
         except BaseException:
             self._groundwork.stop()
             raise
+
+    def _check_descriptors(self) -> None:
+        """Before anything is opened: libzmq ends the whole process where it meets the limit."""
+        free = platform.free_descriptors()
+        needed = _DESCRIPTORS + _DESCRIPTORS_OF_WORKER * self._launch.hosts * self._launch.per_host
+        if free is not None and free < needed:
+            raise LaunchError(
+                f"mesh {self._launch.name} cannot start: it needs {needed} file descriptors and this process may open "
+                f"{free} more; raise the limit (ulimit -n) before the kernel starts"
+            )
 
     def wait_ready(self, timeout: float | None = None, on_progress: OnProgress | None = None) -> None:
         """Return when every worker has been welcomed.

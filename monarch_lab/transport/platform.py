@@ -149,6 +149,16 @@ def all_pids() -> list[int]:
     return _all_pids()
 
 
+def free_descriptors() -> int | None:
+    """How many more this process may open; None where the system does not say."""
+    import resource  # not at the top: the guard loads this module and needs none of it
+
+    try:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return None
+
+
 def thread_count() -> int:
     """Threads of this process, as the system counts them; 1 where it does not say."""
     try:
