@@ -30,6 +30,7 @@ from monarch_lab.transport.complaints import Complaints
 from monarch_lab.transport.directory import STOP_ASKED, read_file, remove_directory
 from monarch_lab.transport.door import show_keys
 from monarch_lab.transport.doorbell import Doorbell
+from monarch_lab.transport.faults import Faults, Point
 from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
 from monarch_lab.transport.stream import MessageReader, pack, read_message
 from monarch_lab.wire.codec import Decoder, encode
@@ -96,6 +97,7 @@ class Agent:
         self._next_beat = time.monotonic()
         self._stop_by = float("inf")
         self._complaints = Complaints()
+        self._fork_faults: Point[None] | None = Faults(spec.faults).at("agent.fork")
         self._note = ""  # why it ended without being asked
         self._poller = zmq.Poller()
         self._handlers: dict[object, Callable[[], None]] = {}
@@ -271,6 +273,10 @@ class Agent:
             self._start_zygote()
         elif self._zygote_state is ZygoteState.IDLE:
             order = self._waiting[0]
+            if self._fork_faults is not None and self._fork_faults.strike() is not None:
+                self._waiting.popleft()
+                self._say(ProcessNotStarted(order.process, "a fault at agent.fork was asked for"))
+                return self._fork_next()
             self._zygote_state = ZygoteState.FORKING
             # The worker before it under this rank wrote to the same file.
             self._stderr_bytes = size_of(order.stderr_path)

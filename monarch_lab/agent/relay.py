@@ -68,9 +68,13 @@ class Relay:
                 sock, _ = self._listener.accept()
             except OSError:  # nobody, or no descriptor is left for them
                 return
-            if user_of_peer(sock) not in (None, os.getuid()) or len(self._strangers) >= _MAX_STRANGERS:
-                self._refuse(sock, "it is another user's, or too many have not said who they are")
+            if user_of_peer(sock) not in (None, os.getuid()):
+                self._refuse(sock, "it is another user's")
                 continue
+            if len(self._strangers) >= _MAX_STRANGERS:
+                # Those that stay silent must not keep out one of ours, which says hello at once.
+                self._drop_stranger(next(iter(self._strangers.values())))
+                self._count_refusal("it has not said who it is")
             connection = Connection(sock)
             self._strangers[connection.fd] = connection
             self._read_stranger(connection)

@@ -78,7 +78,7 @@ class Ground:
     def _fixed(self) -> tuple[object, ...]:
         settings = self.settings
         imported = (tuple(self.preload), self.worker_module, self.python)
-        return settings.timeouts, settings.log_dir, imported, self.socket_type, self.logging_location
+        return settings.timeouts, settings.log_dir, settings.faults, imported, self.socket_type, self.logging_location
 
     def differences(self, wanted: Ground) -> set[str]:
         """Names of the variables that differ, or are on one side only."""
@@ -177,6 +177,7 @@ class Groundwork:
             orders=self._where("orders"),
             reports=self._where("reports"),
             rendezvous=rendezvous,
+            faults=ground.settings.faults,
             environ=dict(ground.environ),
             python_path=list(ground.python_path),
             preload=list(ground.preload),

@@ -194,6 +194,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     stop_grace_s: float
     worker_hello_s: float
     linger_s: float
+    faults: str = ""  # transport/faults.py
     curve: CurveKeys | None = None  # where orders and reports are TCP's
 
 

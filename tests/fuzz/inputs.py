@@ -12,10 +12,11 @@ from typing import Any, get_args
 from msgspec import inspect as mi
 
 from monarch_lab.errors import ProtocolError
+from monarch_lab.transport import child_link
 from monarch_lab.transport.keys import Invitation, decode_invitation
 from monarch_lab.transport.stream import MessageReader
-from monarch_lab.wire import engine, link, snapshot, supervision
-from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire import engine, hosts, link, record, snapshot, supervision
+from monarch_lab.wire.codec import Decoder, TextDecoder, encode, encode_text
 
 Decode = Callable[[bytes], Any]
 
@@ -30,10 +31,17 @@ class Target:
         return self.name
 
 
-def samples_of(types: Any) -> Callable[[random.Random], bytes]:
+def samples_of(
+    types: Any, *, many: bool = False, encoder: Callable[[Any], bytes] = encode
+) -> Callable[[random.Random], bytes]:
     members = get_args(types) or (types,)
     infos = [mi.type_info(member) for member in members]
-    return lambda rng: encode(value_of(rng.choice(infos), rng))
+
+    def sample(rng: random.Random) -> bytes:
+        values = [value_of(rng.choice(infos), rng) for _ in range(rng.randrange(3) if many else 1)]
+        return encoder(values if many else values[0])
+
+    return sample
 
 
 def value_of(info: mi.Type, rng: random.Random, depth: int = 0) -> Any:
@@ -46,7 +54,7 @@ def value_of(info: mi.Type, rng: random.Random, depth: int = 0) -> Any:
         case mi.IntType():
             return rng.choice((0, 1, -1, 1 << 20, (1 << 63) - 1, -(1 << 63)))
         case mi.FloatType():
-            return rng.choice((0.0, -1.5, float("inf"), float("nan")))
+            return rng.choice((0.0, -1.5, 1e300))
         case mi.StrType():
             return rng.choice(("", "x", "ä" * 40, "\0"))
         case mi.BytesType():
@@ -80,6 +88,21 @@ def streams(rng: random.Random) -> bytes:
     return b"".join(len(m).to_bytes(4, "big") + m for m in (rng.randbytes(rng.randrange(40)) for _ in range(3)))
 
 
+def frames_of_a_process(rng: random.Random) -> bytes:
+    kinds = list(child_link.Kind)
+    return b"".join(child_link.pack_frame(rng.choice(kinds), rng.randbytes(rng.randrange(40))) for _ in range(3))
+
+
+def read_frames(data: bytes) -> list[object]:
+    reader = child_link.FrameReader(1000)
+    found: list[object] = []
+    for part in (data[: len(data) // 2], data[len(data) // 2 :]):
+        reader.feed(part)
+        while (frame := reader.next()) is not None:
+            found.append(frame)
+    return found
+
+
 def read_stream(data: bytes) -> list[bytes]:
     reader = MessageReader()
     half = len(data) // 2
@@ -107,6 +130,12 @@ TARGETS = [
     _target("the link's welcome", link.LinkWelcome, link.decode_welcome),
     _target("the link's refusal", link.LinkRefused, link.decode_refused),
     _target("an invitation", Invitation, decode_invitation),
+    Target("orders of a host", Decoder(list[hosts.Order]), samples_of(hosts.Order, many=True)),
+    Target("reports of a host", Decoder(list[hosts.Report]), samples_of(hosts.Report, many=True)),
+    _target("the hello of a process", hosts.ChildHello),
+    _target("the owner of an agent", hosts.LocalOwner),
+    Target("a record of a mesh", TextDecoder(record.MeshRecord), samples_of(record.MeshRecord, encoder=encode_text)),
+    Target("frames of a process", read_frames, frames_of_a_process),
     Target("an envelope", link.unpack_envelope, envelopes),
     Target("a stream", read_stream, streams),
 ]
