@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -351,3 +352,22 @@ def test_a_context_ends_twice_and_then_nothing_can_be_asked_of_it(make_context: 
         with pytest.raises(ClosedError, match="shut down"):
             for _ in range(10):  # letters that came before can still be received
                 ask()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_of_two_hundred_random_kills_none_leaves_a_process() -> None:
+    """Supervisor, agent, guard or process, one after the other until it is the supervisor's turn."""
+    code = STAND_IN.format(then="time.sleep(600)")
+    chance = random.Random(0)
+    for _ in range(200):
+        owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        everyone = [owner.pid, *platform.descendants(owner.pid)]
+        for pid in chance.sample(everyone, chance.randint(1, 4)):
+            if platform.is_alive(pid) and pid != owner.pid:
+                os.kill(pid, signal.SIGKILL)
+        owner.kill()
+        owner.communicate()
+        wait_until(lambda everyone=everyone, pids=pids: all_gone([*everyone, *pids]))  # type: ignore[misc]
