@@ -48,6 +48,7 @@ from monarch_lab.supervisor.records import HostTimes
 from monarch_lab.supervisor.status import LoopClock, Status, time_to_live
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.events import Fenced, Joined, LinkEvent, Received
+from monarch_lab.transport.faults import Faults
 from monarch_lab.transport.frames import poll_ms
 from monarch_lab.transport.hub import Hub
 from monarch_lab.transport.keys import Invitation
@@ -121,6 +122,7 @@ class ContextLoop:
             times=link_times(settings.timeouts),
             limits=link_limits(settings.link),
             versions=Versions(python=python_platform.python_version(), torch="", monarch_lab=monarch_lab.__version__),
+            faults=Faults(settings.faults),
         )
         try:
             self._hub.open()
