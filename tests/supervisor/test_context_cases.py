@@ -79,15 +79,17 @@ def test_s1_hosts_and_agents_are_matched_whoever_came_first(turn: int, make_cont
     early = ctx.request_hosts(1)
     process = early[0].create_process(FunctionCall(kit.echo_for_ever), name="early")
     process.send("queued")
-    join(ctx)
+    agents = [join(ctx)]
     letters = receive_until(ctx, lambda found: bool(found) and found[-1].message == "queued")
     assert [type(m) for m in of(early[0], letters) + of(process, letters)[:1]] == [HostConnected, ProcessStarted]
-    join(ctx)
+    agents.append(join(ctx))
     wait_until(lambda: ctx.status().connections_waiting == 1)
     late = ctx.request_hosts(1)
     assert ctx.recv(PATIENCE_S).sender is late[0]
     late[0].create_process([sys.executable, "-c", "print('hello')"])
     assert isinstance(ctx.messagefilter(ProcessExited).recv(PATIENCE_S).message, ProcessExited)
+    ctx.shutdown()
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
 
 
 @repeated
