@@ -16,7 +16,8 @@ NESTED = [
     ("look", "unreachable"),
     ("beat", "stopped_told", "prompt_back"),
     ("interrupt_heard", "prompt_back"),
-    ("stop_grace", "stop"),
+    ("stop_grace", "stop", "letter_taken", "lease"),
+    ("lost", "lease"),
     ("agent_hello", "zygote_ready", "worker_hello"),
 ]
 

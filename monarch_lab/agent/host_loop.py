@@ -57,7 +57,7 @@ from monarch_lab.transport.dialer import Dialer
 from monarch_lab.transport.directory import make_directory, remove_directory
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.events import Received, Refused
-from monarch_lab.transport.faults import Faults
+from monarch_lab.transport.faults import Faults, Point
 from monarch_lab.transport.frames import poll_ms
 from monarch_lab.transport.keys import Invitation
 from monarch_lab.wire.hosts import HostTerms, Report, pack_messages, unpack_orders
@@ -113,6 +113,7 @@ class HostAgent:
         self._is_refused = False
         self._context = zmq.Context()
         faults = Faults(settings.faults)
+        self._fork_fault: Point[None] | None = faults.at("agent.fork")
         self._dialer = Dialer(self._context, invitation, versions(), time.monotonic(), faults)
         self._do: dict[type, Callable[..., None]] = {
             StartChild: self._start,
@@ -235,6 +236,9 @@ class HostAgent:
 
     def _start(self, action: StartChild) -> None:
         process = action.order.first + action.index
+        if self._fork_fault is not None and self._fork_fault.strike() is not None:
+            self._handle(ForkFailed(process, "fork: a fault was made on purpose"))
+            return
         try:
             pid, log_path, trouble = start_command(action.order, action.index, self._surroundings)
         except Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,6 +104,16 @@ def _logs(arguments: Arguments) -> int:
     return 0
 
 
+def _agent_arguments(parser: Parser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help="the invitation, of mode 0600; without it: stdin")
+
+
+def _agent(arguments: Arguments) -> int:
+    """Becomes the agent, which loads nothing of what this process has loaded."""
+    file = [] if arguments.file is None else [arguments.file]
+    os.execv(sys.executable, [sys.executable, "-m", "monarch_lab.agent", "host", *file])
+
+
 def _ranks(mesh: FoundMesh, text: str | None) -> tuple[int, ...] | None:
     if text is None:
         return None
@@ -115,5 +126,6 @@ COMMANDS: dict[str, Command] = {
         Command("list", "List the meshes of this user on this machine, of every kernel.", _list),
         Command("stop", "End every process of a mesh; its kernel is told.", _stop, _stop_arguments),
         Command("logs", "Show what the workers of a mesh wrote to their log files.", _logs, _logs_arguments),
+        Command("agent", "Serve as a host of the supervisor that gave an invitation.", _agent, _agent_arguments),
     )
 }

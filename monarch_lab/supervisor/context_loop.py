@@ -303,6 +303,7 @@ class ContextLoop:
                 text = agent.end_text()
                 agent.close()
                 self._handle(AgentEnded(peer, text), now)
+                self._hub.revoke(peer)
 
     # --- how it is
 

@@ -342,10 +342,9 @@ class SupervisorCore:
             return
         self._next_round = now + self._times.beat / 2
         for peer in list(self.peers.values()):
-            if peer.state is PeerState.STOPPING:
-                if now >= peer.stop_by:
-                    self._break(peer.ident, "it did not stop in time", now)
-            elif peer.state is PeerState.SERVING or peer.state is PeerState.WAITING:
+            if now >= peer.stop_by:
+                self._break(peer.ident, "it did not stop in time", now)
+            else:
                 self._judge(peer, silence_of(peer.ident), now)
 
     def _judge(self, peer: Peer, silence: float, now: float) -> None:

@@ -121,3 +121,13 @@ def test_the_command_line_loads_neither_torch_nor_jupyter() -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environ)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_agent_becomes_the_agent_of_a_host() -> None:
+    command = [sys.executable, "-m", "monarch_lab", "agent", "/no/such/invitation"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "monarch-lab agent: the invitation /no/such/invitation cannot be read: No such file or directory\n"
+    )

@@ -463,3 +463,28 @@ def test_the_names_users_need_are_in_ml_supervisor() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
         _ = ml.supervisor.nope
     assert HostConnected("a") == HostConnected("a")
+
+
+def test_what_the_link_loses_doubles_and_turns_round_costs_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = " ".join(f"{end}.{way}:{what}@0.05" for end in ("hub", "dialer") for way in ("send", "receive")
+                      for what in ("drop", "duplicate", "reorder"))  # fmt: skip
+    monkeypatch.setenv("MONARCH_LAB_FAULTS", f"{faults} seed=3")
+    monkeypatch.setenv("MONARCH_LAB_TIMEOUTS_LINK_RESEND", "0.05")
+    with Context() as ctx:
+        group = ctx.create_process_group(ctx.request_hosts(2), FunctionCall(kit.echo_for_ever))
+        echoes = ctx.messagefilter(int)
+        for number in range(200):
+            group.send(number)
+        found: dict[Any, list[int]] = {process: [] for process in group}
+        for _ in range(400):
+            letter = echoes.recv(PATIENCE_S)
+            found[letter.sender].append(letter.message)
+        assert list(found.values()) == [list(range(200))] * 2
+
+
+def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_LAB_FAULTS", "agent.fork:drop#1")
+    with Context() as ctx:
+        first, second = ctx.create_process_group(ctx.request_hosts(1), ["true"], 2)
+        ends = receive_exits(ctx, [first, second])
+        assert "on purpose" in str(ends[first].result) and ends[second].result == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -78,15 +79,17 @@ def test_s1_hosts_and_agents_are_matched_whoever_came_first(turn: int, make_cont
     early = ctx.request_hosts(1)
     process = early[0].create_process(FunctionCall(kit.echo_for_ever), name="early")
     process.send("queued")
-    join(ctx)
+    agents = [join(ctx)]
     letters = receive_until(ctx, lambda found: bool(found) and found[-1].message == "queued")
     assert [type(m) for m in of(early[0], letters) + of(process, letters)[:1]] == [HostConnected, ProcessStarted]
-    join(ctx)
+    agents.append(join(ctx))
     wait_until(lambda: ctx.status().connections_waiting == 1)
     late = ctx.request_hosts(1)
     assert ctx.recv(PATIENCE_S).sender is late[0]
     late[0].create_process([sys.executable, "-c", "print('hello')"])
     assert isinstance(ctx.messagefilter(ProcessExited).recv(PATIENCE_S).message, ProcessExited)
+    ctx.shutdown()
+    assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
 
 
 @repeated
@@ -351,3 +354,22 @@ def test_a_context_ends_twice_and_then_nothing_can_be_asked_of_it(make_context: 
         with pytest.raises(ClosedError, match="shut down"):
             for _ in range(10):  # letters that came before can still be received
                 ask()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_of_two_hundred_random_kills_none_leaves_a_process() -> None:
+    """Supervisor, agent, guard or process, one after the other until it is the supervisor's turn."""
+    code = STAND_IN.format(then="time.sleep(600)")
+    chance = random.Random(0)
+    for _ in range(200):
+        owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert owner.stdout is not None
+        pids = [int(pid) for pid in owner.stdout.readline().split()]
+        everyone = [owner.pid, *platform.descendants(owner.pid)]
+        for pid in chance.sample(everyone, chance.randint(1, 4)):
+            if platform.is_alive(pid) and pid != owner.pid:
+                os.kill(pid, signal.SIGKILL)
+        owner.kill()
+        owner.communicate()
+        wait_until(lambda everyone=everyone, pids=pids: all_gone([*everyone, *pids]))  # type: ignore[misc]

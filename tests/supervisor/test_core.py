@@ -286,8 +286,8 @@ def test_an_agent_that_does_not_stop_is_given_up_in_time(bench: Bench) -> None:
     (host,) = bench.request(1)
     bench.join(1)
     bench.do(HostsReturned([host], None))
-    assert bench.tick(14) == []
-    assert bench.tick(2) == [Fence(1, "it did not stop in time", True)]
+    assert bench.tick(14, heard=(1,)) == []
+    assert bench.tick(2, heard=(1,)) == [Fence(1, "it did not stop in time", True)]
 
 
 def test_a_launch_on_a_lost_or_returned_host_is_aborted_at_once(bench: Bench) -> None:

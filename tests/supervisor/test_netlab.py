@@ -78,14 +78,14 @@ class Remote:
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[Remote]:
     lab = Lab(tmp_path, hosts=3)
+    remote = None
     try:
         remote = Remote(lab, tmp_path)
-        try:
-            yield remote
-        finally:
-            remote.close()
+        yield remote
     finally:
-        lab.down()
+        lab.down()  # first: it ends what runs there, of which we hold only the door
+        if remote is not None:
+            remote.close()
 
 
 def start_echo(remote: Remote) -> None:
