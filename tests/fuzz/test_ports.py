@@ -66,7 +66,7 @@ def test_a_hundred_thousand_messages_and_connections_at_a_port(port: Port) -> No
     port.meet(knock, 10_000, 2)
     print(f"{port.dropped()} dropped, memory {(resident_bytes() - resident) / (1 << 20):+.1f} MiB")
     assert wait_open_files(files) <= files
-    assert resident_bytes() - resident < 32 << 20
+    assert resident_bytes() - resident < 8 << 20
 
 
 @pytest.mark.soak
@@ -82,6 +82,6 @@ def test_ten_thousand_refused_handshakes_leave_the_good_peer_answered(port: Port
     assert port.refused() >= 10_000
     print(f"p99 {alone * 1e3:.2f} ms alone, {beside * 1e3:.2f} beside 10,000 refused handshakes")
     assert wait_open_files(files) <= files
-    assert resident_bytes() - resident < 32 << 20
+    assert resident_bytes() - resident < 8 << 20
     # Twice its time where the machine has a core to spare for the strangers; here they share it.
     assert beside <= max(2 * alone, 0.05)
