@@ -31,7 +31,6 @@ class Surroundings:
     environ: Mapping[str, str]
     mark: str
     pipe: str
-    stderr_fd: int  # where stderr goes without a log file; -1: the agent's own
 
 
 def identity(order: LaunchProcesses, index: int, pipe: str) -> dict[str, str]:
@@ -54,10 +53,16 @@ def environment(order: LaunchProcesses, index: int, around: Surroundings) -> dic
     return {**around.environ, **asked, **own, MARK_VARIABLE: around.mark}
 
 
-def start_command(order: LaunchProcesses, index: int, around: Surroundings) -> tuple[int, str, str]:
-    """(pid, path of its log or "", why the log cannot be written or ""). Raises what the system says of the command."""
+def start_command(
+    order: LaunchProcesses, index: int, around: Surroundings, open_stderr: Callable[[], int]
+) -> tuple[int, str, str]:
+    """(pid, path of its log or "", why the log cannot be written or ""). Raises what the system says of the command.
+
+    ``open_stderr`` gives the descriptor for stderr where there is no log; it is closed here.
+    """
     argv = order.argv or [sys.executable, "-c", _BOOTSTRAP]
     log_fd, trouble = _open_log(order.logs[index])
+    output_fd = log_fd if log_fd >= 0 else open_stderr()
     try:
         child = subprocess.Popen(
             argv,
@@ -65,13 +70,12 @@ def start_command(order: LaunchProcesses, index: int, around: Surroundings) -> t
             cwd=order.cwd or None,
             stdin=subprocess.DEVNULL,
             stdout=log_fd if log_fd >= 0 else None,
-            stderr=log_fd if log_fd >= 0 else (around.stderr_fd if around.stderr_fd >= 0 else None),
+            stderr=output_fd,
             start_new_session=True,
-            preexec_fn=_tie_to(os.getpid()),  # one Python thread runs here: nothing can be locked in the child
+            preexec_fn=_tie_to(os.getpid()),  # no other Python thread here holds a lock that it needs
         )
     finally:
-        if log_fd >= 0:
-            os.close(log_fd)
+        os.close(output_fd)
     # The agent collects its children itself; Popen must not try to.
     child.returncode = 0
     return child.pid, order.logs[index] if log_fd >= 0 else "", trouble

@@ -10,6 +10,7 @@ import os
 import platform as python_platform
 import secrets
 import signal
+import sys
 import time
 import traceback
 from collections import deque
@@ -49,6 +50,7 @@ from monarch_lab.agent.host_core import (
     WriteLetter,
 )
 from monarch_lab.agent.relay import Relay
+from monarch_lab.agent.stderr_tails import StderrTails
 from monarch_lab.config import MARK_VARIABLE, Settings
 from monarch_lab.errors import BacklogError, ProtocolError
 from monarch_lab.transport import platform
@@ -93,10 +95,9 @@ class HostAgent:
         self._clean_environ = clean_environ
         self._mark = secrets.token_hex(16)
         self._directory = make_directory()
-        self._surroundings = Surroundings(
-            environ=clean_environ, mark=self._mark, pipe=pipe_address(self._directory), stderr_fd=owner.stderr_fd
-        )
+        self._surroundings = Surroundings(environ=clean_environ, mark=self._mark, pipe=pipe_address(self._directory))
         self._children = Children()
+        self._stderr = StderrTails(owner.stderr_fd if owner.stderr_fd >= 0 else sys.stderr.fileno())
         self._relay = Relay(
             self._directory,
             secrets.token_bytes(32),
@@ -161,6 +162,9 @@ class HostAgent:
         for fd, read, write in self._relay.sources(over):
             if flags := (zmq.POLLIN if read else 0) | (zmq.POLLOUT if write else 0):
                 poller.register(fd, flags)
+        tails = self._stderr.sources()
+        for fd in tails:
+            poller.register(fd, zmq.POLLIN)
         now = time.monotonic()
         # At the latest after a beat: the lease, and a supervisor without a pidfd, are looked at.
         until = min(self._dialer.next_wake(), self._core.stop_due, now + self._settings.timeouts.beat)
@@ -169,6 +173,10 @@ class HostAgent:
             self._read_owner()
         if self._relay.fd in ready:
             self._relay.accept()
+        for fd in tails:
+            if fd in ready:
+                self._stderr.read(fd)
+                del ready[fd]
         for fd, flags in ready.items():
             if isinstance(fd, int):
                 if flags & zmq.POLLOUT:
@@ -240,8 +248,11 @@ class HostAgent:
             self._handle(ForkFailed(process, "fork: a fault was made on purpose"))
             return
         try:
-            pid, log_path, trouble = start_command(action.order, action.index, self._surroundings)
+            pid, log_path, trouble = start_command(
+                action.order, action.index, self._surroundings, lambda: self._stderr.open(process)
+            )
         except Exception:
+            self._stderr.last_lines(process)  # forget it
             self._handle(ForkFailed(process, traceback.format_exc()))
             return
         self._children.add(Child(process, pid, log_path))
@@ -262,7 +273,8 @@ class HostAgent:
         ended, others = self._children.collect(expecting=False)
         for exited in ended:
             self._relay.drain(exited.process)
-            self._handle(Ended(exited.process, exited.code, exited.out_of_memory, exited.last_lines))
+            lines = exited.last_lines or self._stderr.last_lines(exited.process)
+            self._handle(Ended(exited.process, exited.code, exited.out_of_memory, lines))
         for pid, code in others:
             if pid == self._guard_pid and self._core.state in (AgentState.SERVING, AgentState.STOPPING):
                 log.error("the guard has ended (%d); another is started", code)
@@ -302,6 +314,7 @@ class HostAgent:
         """The guard has nothing left to do, then nothing of the directory is left."""
         end_everything(self._mark, (), self._core.terms.stop_grace_s, self._collect)
         self._relay.close()
+        self._stderr.close()
         remove_directory(self._directory)
         self._dialer.close()
         self._context.destroy(linger=0)

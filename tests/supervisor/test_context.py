@@ -488,3 +488,13 @@ def test_a_fork_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         first, second = ctx.create_process_group(ctx.request_hosts(1), ["true"], 2)
         ends = receive_exits(ctx, [first, second])
         assert "on purpose" in str(ends[first].result) and ends[second].result == 0
+
+
+def test_without_a_log_the_last_lines_are_told_and_the_user_sees_them(capfd: pytest.CaptureFixture[str]) -> None:
+    with Context() as ctx:
+        code = "import os; os.write(2, b'before\\nlast words\\n'); os.abort()"
+        process = ctx.request_hosts(1)[0].create_process([*PYTHON, code])
+        exited = receive_exits(ctx, [process])[process]
+    assert exited.result == -signal.SIGABRT
+    assert exited.message.endswith("was killed by SIGABRT\nbefore\nlast words")
+    assert "last words" in capfd.readouterr().err
