@@ -61,9 +61,11 @@ T = TypeVar("T")
 _BATCH_ORDERS = 512
 _BATCH_BYTES = 4 << 20
 _RETRY_S = 0.05
-# With many agents their beats are read together: one look at each costs more than the beat.
+# With many agents what they say is read together: one look at each costs more than what one says. Commands are heard
+# at once all the same.
 _MANY_PEERS = 64
 _QUIET_S = 0.02
+_BUSY_S = 0.003
 _SHUT_POLL_S = 0.02
 _FAREWELL_S = 0.1
 
@@ -208,7 +210,8 @@ class ContextLoop:
         if now >= self._next_status:
             self._next_status = now + self._plan.status_s
             self._tell_status(now)
-        self._quiet_until = 0.0 if busy or len(self._core.peers) < _MANY_PEERS else now + _QUIET_S
+        if len(self._core.peers) >= _MANY_PEERS:
+            self._quiet_until = now + (_BUSY_S if busy else _QUIET_S)
         self._clock.round_ended()
 
     def _poll(self) -> dict[object, int]:
