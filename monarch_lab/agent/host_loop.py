@@ -56,7 +56,7 @@ from monarch_lab.errors import BacklogError, ProtocolError
 from monarch_lab.transport import platform
 from monarch_lab.transport.child_link import Kind, number_of, pipe_address
 from monarch_lab.transport.dialer import Dialer
-from monarch_lab.transport.directory import make_directory, remove_directory
+from monarch_lab.transport.directory import hold_directory, make_directory, remove_directory, sweep_directories
 from monarch_lab.transport.doorbell import Doorbell
 from monarch_lab.transport.events import Received, Refused
 from monarch_lab.transport.faults import Faults, Point
@@ -95,6 +95,9 @@ class HostAgent:
         self._clean_environ = clean_environ
         self._mark = secrets.token_hex(16)
         self._directory = make_directory()
+        # For as long as we live: what is left of an agent that was killed with its guard is removed by a later one.
+        self._hold = hold_directory(self._directory)
+        sweep_directories(os.path.dirname(self._directory))
         self._surroundings = Surroundings(environ=clean_environ, mark=self._mark, pipe=pipe_address(self._directory))
         self._children = Children()
         self._stderr = StderrTails(owner.stderr_fd if owner.stderr_fd >= 0 else sys.stderr.fileno())
@@ -316,5 +319,6 @@ class HostAgent:
         self._relay.close()
         self._stderr.close()
         remove_directory(self._directory)
+        os.close(self._hold)
         self._dialer.close()
         self._context.destroy(linger=0)

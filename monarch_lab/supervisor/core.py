@@ -349,7 +349,9 @@ class SupervisorCore:
 
     def _judge(self, peer: Peer, silence: float, now: float) -> None:
         host = peer.host
-        if silence >= self._times.lost and now >= self._no_verdict_before:
+        if silence >= self._times.unreachable and now < self._no_verdict_before:
+            return
+        if silence >= self._times.lost:
             self._break(peer.ident, f"nothing was heard of {peer.hostname or 'its agent'} for {silence:.1f} s", now)
         elif host is not None and host.state is HostState.ATTACHED and silence >= self._times.unreachable:
             host.state = move_host(host.state, HostEvent.SILENT)

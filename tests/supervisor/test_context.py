@@ -297,7 +297,7 @@ def test_the_status_is_told_now_and_then_and_a_hook_that_fails_hurts_nothing(cap
 
 
 def test_agents_come_over_tcp_with_keys_and_only_once_invited(tmp_path: Path) -> None:
-    with Context("tcp", launcher=None, **QUICK) as ctx:
+    with Context("tcp", launcher=None) as ctx:
         invitation = ctx.invitation()
         assert invitation.address.startswith("tcp://127.0.0.1:") and invitation.own is not None
         path = str(tmp_path / "invitation")
@@ -343,7 +343,7 @@ def test_an_agent_without_a_right_invitation_says_what_is_wrong(args: list[str],
 
 
 def test_an_agent_lives_no_longer_than_its_lease_without_its_supervisor(tmp_path: Path) -> None:
-    ctx = Context(launcher=None, lease=1.5, **QUICK)
+    ctx = Context(launcher=None, lease=2.5, **QUICK)
     path = str(tmp_path / "invitation")
     write_invitation(path, ctx.invitation())
     command = [sys.executable, "-m", "monarch_lab.agent", "host", path]
@@ -354,7 +354,7 @@ def test_an_agent_lives_no_longer_than_its_lease_without_its_supervisor(tmp_path
     loop: Any = ctx._loop
     loop.call(lambda: setattr(loop, "_is_over", lambda: True), PATIENCE_S)  # gone without a word
     _, stderr = agent.communicate(timeout=PATIENCE_S)
-    assert agent.returncode == 1 and "nothing was heard of the supervisor for 1.5 s" in stderr
+    assert agent.returncode == 1 and "nothing was heard of the supervisor for 2.5 s" in stderr
     wait_until(lambda: kit.all_gone(family))
     ctx.shutdown()
 

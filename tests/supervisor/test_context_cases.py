@@ -42,7 +42,7 @@ def make_context() -> Iterator[MakeContext]:
     made: list[Context] = []
 
     def make(**options: Any) -> Context:
-        made.append(Context(**{**QUICK, **options}))
+        made.append(Context(**options))
         return made[-1]
 
     yield make
@@ -127,7 +127,7 @@ def test_s3_a_thousand_letters_precede_the_end_of_a_process_that_leaves_at_once(
 
 @repeated
 def test_s4_a_stopped_agent_is_lost_and_comes_back_as_another_host(turn: int, make_context: MakeContext) -> None:
-    ctx = make_context()
+    ctx = make_context(**QUICK)
     (host,) = ctx.request_hosts(1)
     process = host.create_process(FunctionCall(kit.send_family))
     family = kit.read_pids(ctx, 1)
@@ -373,3 +373,25 @@ def test_of_two_hundred_random_kills_none_leaves_a_process() -> None:
         owner.kill()
         owner.communicate()
         wait_until(lambda everyone=everyone, pids=pids: all_gone([*everyone, *pids]))  # type: ignore[misc]
+
+
+ASLEEP = """
+import os
+from monarch_lab.supervisor import Context, HostDisconnected, ProcessExited
+from tests.supervisor import context_kit as kit
+with Context(**kit.QUICK) as ctx:
+    hosts = ctx.request_hosts(2)
+    kit.wait_connected(ctx, 2)
+    me = os.getpid()
+    group = ctx.create_process_group(hosts[:1], ["sh", "-c", f"kill -STOP {me}; sleep 2.6; kill -CONT {me}"])
+    print(kit.receive_exits(ctx, group)[group[0]].result)
+    again = ctx.create_process_group(hosts, ["true"])
+    print([end.result for end in kit.receive_exits(ctx, again).values()], *(host.state for host in hosts))
+    assert ctx.messagefilter(HostDisconnected).recvready() == []
+"""
+
+
+@repeated
+def test_f9_a_supervisor_that_was_stopped_for_long_loses_nothing(turn: int) -> None:
+    done = subprocess.run([sys.executable, "-c", ASLEEP], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("0\n[0, 0] attached attached\n", "")
