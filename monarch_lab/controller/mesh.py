@@ -299,11 +299,15 @@ class DeviceMesh:
         self.client.scope_ranks[number] = self.ranks_key
         return number
 
+    def next_number(self) -> int:
+        """One that no mesh of its processes has."""
+        return self._owner.next_number()
+
     def defined(self) -> int:
         """The number under which the workers know this mesh."""
         if not self._number:
             with self.client.lock:
-                number = self._owner.next_number()
+                number = self.next_number()
                 self.client.define(
                     wire.MeshDef(number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
                 )
