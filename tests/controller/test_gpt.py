@@ -1,4 +1,4 @@
-"""A small GPT in plain PyTorch, trained on one process, data-parallel, and as a pipeline over two hosts: equal losses."""
+"""A small GPT in plain PyTorch on one process, data-parallel, and as a pipeline over two hosts: equal losses."""
 
 from __future__ import annotations
 
