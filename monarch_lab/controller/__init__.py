@@ -16,7 +16,7 @@ calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
 crossings.py  values to another mesh   return_path.py  and their gradients back
-reducing.py   reduce to another mesh
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
 """
 
 from __future__ import annotations
