@@ -45,6 +45,8 @@ _HOMES = {
         "reduce",
         "reduce_",
         "remote",
+        "slice_mesh",
+        "to_mesh",
     ),
     "monarch_lab.errors": (
         "ClosedError",

@@ -15,6 +15,8 @@ state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
+crossings.py  values to another mesh   return_path.py  and their gradients back
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ _NAMES = {
     "reduce": "moves",
     "reduce_": "moves",
     "remote": "remote_functions",
+    "slice_mesh": "crossings",
+    "to_mesh": "crossings",
 }
 
 __all__ = list(_NAMES)

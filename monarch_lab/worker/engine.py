@@ -22,6 +22,7 @@ from monarch_lab.worker import backward, calls, learning
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.moves import Moves
 from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
 
 Frames = Sequence[bytes | memoryview]
@@ -57,8 +58,11 @@ class Engine:
         self._table[Op.AMBIENT] = self._set_ambient
         self._table[Op.SET_GRAD] = self._set_grad
         self._table[Op.BACKWARD] = self._backward
+        self.moves = Moves(self)
+        self._table[Op.MOVE] = self.moves.move
+        self._table[Op.MOVE_BACK] = self.moves.move_back
         # Instructions are no ops: a failure's position counts ops alone.
-        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3}
+        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, Op.MOVE: 5, Op.MOVE_BACK: 3}
 
     # --- definitions
 
@@ -139,7 +143,7 @@ class Engine:
     def _position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
-            position += code[j] >= FIRST_ENTRY or code[j] in (Op.SET_GRAD, Op.BACKWARD)
+            position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
             j += self._width_at(code, j)
         return position
 
@@ -148,8 +152,9 @@ class Engine:
         if number >= FIRST_ENTRY:
             return self.known.entries[number].output_refs(code, i)
         if number == Op.BACKWARD:
-            return [ref for ref in backward.gradient_refs(self.known.plans[code[i + 1]], code, i) if ref]
-        return []
+            plan = self.known.plans[code[i + 1]]
+            return [r for r in backward.gradient_refs(plan, code, i) if r] + backward.crossing_refs(plan, code, i)
+        return self.moves.outputs_at(code, i)
 
     def _failed(self, batch: wire.Batch, i: int, error: BaseException) -> int:
         """Marks the outputs of the op at ``i``; returns the next op's place."""
@@ -211,6 +216,7 @@ class Engine:
             if number in (Op.DELETE, Op.AMBIENT):
                 i = self._table[number](self.cells, code, i, [])
                 continue
+            self.moves.take_part(code, i, INTERRUPTED)
             self.mark(self._outputs_at(code, i), INTERRUPTED)
             self._note_unwritten(code, i)
             i += self._width_at(code, i)

@@ -76,6 +76,12 @@ class Groups:
             self._groups[mesh, dims] = found
         return found
 
+    def among(self, ranks: Iterable[int]) -> Group:
+        """The group of these ranks, in the order of their numbers; this one is one of them."""
+        members = tuple(sorted(set(ranks)))
+        position = members.index(self._rank)
+        return Group(members, position, self._backend(members, position))
+
     def _backend(self, ranks: tuple[int, ...], position: int) -> Any:
         if len(ranks) == 1:
             return None
