@@ -14,7 +14,8 @@ prompts.py    debuggers that wait        flusher.py    sends what has waited
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
-interrupts.py a Ctrl-C that was dropped
+interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
+process_groups.py  groups as arguments of user functions
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ error, by rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from monarch_lab.controller import failures
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
-from monarch_lab.controller.dispatch import build, finish, make_handle
+from monarch_lab.controller.dispatch import build, finish, make_handle, replay
 from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
@@ -48,6 +48,8 @@ def template_of(call: Call) -> int:
     if number is None:
         number = client.cache.next_template()
         tree, sources = payload.pack(tree_of(call))
+        for _, _, more in call.packed.values():
+            sources |= more
         definition = wire.TemplateDef(
             number, name, len(call.tensors), len(call.numbers), getattr(call.func, "collective", False)
         )
@@ -122,6 +124,23 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     return handled
 
 
+def issue_told(call: Call, entry: Entry | None, tell: Callable[[], tuple[wire.Learned, list[Any]]]) -> Any:
+    """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known."""
+    call.mesh.check_alive()
+    if entry is None:
+        answer, values = tell()
+        template = template_of(call)
+        entry = _entry(call, template, answer)
+        _define(call, entry, template, answer)
+        if values:
+            entry.tree = ["s", "tuple", [["t", k] for k in range(len(entry.outputs))]]
+            entry.told = (answer.tree, values)
+        if call.hashable:
+            call.mesh.client.cache.keep(call.key, entry)
+    handles = replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+    return handles if entry.told is None else build(entry.told[0], list(handles), entry.told[1])
+
+
 def take_gradients(mesh: Any, answer: wire.Learned) -> None:
     """A function that ran a backward pass: the leaves have a new ``.grad``, which each rank may hold another of."""
     start = -(answer.ident << _OUT_BITS) - len(answer.outputs)
@@ -160,6 +179,11 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
 
 
 def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
+    _define(call, entry, template, answer)
+    call.mesh.client.cache.keep(call.key, entry)
+
+
+def _define(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
     client = call.mesh.client
     entry.number = client.cache.next_entry()
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
@@ -184,7 +208,6 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
                 answer.private,
             )
         )
-    client.cache.keep(call.key, entry)
 
 
 def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list[Any]]]:
