@@ -238,7 +238,10 @@ class Retain(Message, frozen=True):
 
 
 class Seed(Message, frozen=True):
+    """Begin the random streams again; of a part of the mesh, ``scope``, its own alone."""
+
     seed: int
+    scope: int = 0
 
 
 class Vary(Message, frozen=True):

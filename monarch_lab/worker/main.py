@@ -124,7 +124,7 @@ class Worker:
             case wire.Retain():
                 engine.retain(order.ref)
             case wire.Seed():
-                self._randomness.seed(order.seed)
+                self._randomness.seed(order.seed, order.scope)
             case wire.Vary():
                 self._randomness.vary(order.level, order.seed, order.position)
             case wire.Rejoin():
