@@ -15,7 +15,7 @@ state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
-process_groups.py  groups as arguments of user functions
+process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ _NAMES = {
     "DeviceMesh": "mesh",
     "Future": "futures",
     "MeshTensor": "tensor",
+    "OpaqueModule": "opaque",
+    "OpaqueObject": "opaque",
+    "OpaqueRef": "opaque",
     "call_on_shard_and_fetch": "remote_functions",
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",
     "inspect": "moves",
     "no_mesh": "mesh",
+    "opaque_method": "opaque",
     "random": "",
     "reduce": "moves",
     "reduce_": "moves",

@@ -13,11 +13,12 @@ import torch
 from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
-from monarch_lab.controller.scanning import Call, holds_mesh_tensors
+from monarch_lab.controller.scanning import Call
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import Meta, describe
+from monarch_lab.tensors.opaque import OpaqueRef
 from monarch_lab.tensors.structure import structure
 from monarch_lab.wire.engine import Learned, TensorMeta
 
@@ -52,7 +53,9 @@ def _faked(call: Call, propagate: Callable[..., Any]) -> tuple[Learned, list[Any
                     return places[id(a)]
                 if isinstance(a, torch.Tensor):  # a constant
                     return torch.empty((), dtype=a.dtype)
-                if holds_mesh_tensors(a):
+                if isinstance(a, OpaqueRef):
+                    return OpaqueRef.around(places[id(a.key)])
+                if id(a) in call.packed:
                     frames, tensors, _ = call.packed[id(a)]
                     return payload.loads_around(frames, [places[id(t)] for t in tensors])
                 return a

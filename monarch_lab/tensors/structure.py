@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from monarch_lab.tensors.opaque import OpaqueRef
+
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
@@ -14,11 +16,15 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
 
 
 def structure(result: Any, tensors: list[torch.Tensor], values: list[Any]) -> list:
-    """The result as plain data: ["t", i] a tensor, ["n"] None, ["s", kind, children] a sequence, ["d", keys, children]
-    a dict, ["c", i, children] an instance of class i of the values, ["p", i] any other Python value."""
+    """The result as plain data: ["t", i] a tensor, ["o", i] an OpaqueRef by its key, ["n"] None, ["s", kind, children]
+    a sequence, ["d", keys, children] a dict, ["c", i, children] an instance of class i of the values, ["p", i] any
+    other Python value."""
     if isinstance(result, torch.Tensor):
         tensors.append(result)
         return ["t", len(tensors) - 1]
+    if isinstance(result, OpaqueRef):
+        tensors.append(result.key)
+        return ["o", len(tensors) - 1]
     if result is None:
         return ["n"]
     kind = type(result)

@@ -111,6 +111,8 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
         if keep == -1:
             checks += _differs(name, definition.outputs[k], source)
             checks += [f"{name} is t{j}" for j in range(inputs)]
+            if template.opaque:
+                checks.append(f"{name}.is_leaf is not {definition.outputs[k].is_leaf}")
             stores.append(f"    cells[code[i + {position}]] = {name}")
             if definition.outputs[k].requires_grad and definition.outputs[k].is_leaf:
                 source.names["arm"] = arm
@@ -173,6 +175,8 @@ def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> 
         case ["d", keys, children]:
             for key, child in zip(keys, children, strict=True):
                 _unpack(child, f"{path}[{key!r}]", names, checks)
+        case ["o", index]:
+            names[index] = f"{path}.key"
         case ["n"]:
             checks.append(f"{path} is not None")
         case ["c", _, children]:
@@ -194,7 +198,7 @@ def _differs(name: str, meta: TensorMeta, source: Source) -> list[str]:
 
 def _wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
     def text(meta: TensorMeta) -> str:
-        grad = ", requires_grad" if meta.requires_grad else ""
+        grad = (", a leaf that requires grad" if meta.is_leaf else ", requires_grad") if meta.requires_grad else ""
         return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"
 
     got = ", ".join(text(describe(t)) for t in tensors_of(result)) or repr(result)[:100]

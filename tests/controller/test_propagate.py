@@ -61,6 +61,14 @@ def test_a_run_unlike_what_was_told_is_an_error_that_names_both(cell: Any) -> No
     assert rank_values(wrong(torch.ones(2))) == [[1] * 4] * 2, "learned from now on"
 
 
+def test_a_leaf_told_where_there_is_none_is_an_error(cell: Any) -> None:
+    w = torch.ones(2).requires_grad_()
+    wrong = ml.remote(lambda w: w * 2, propagate=lambda w: torch.empty(2, requires_grad=True))
+    with pytest.raises(ml.RemoteException, match="a leaf that requires grad"):
+        ml.inspect(wrong(w))
+    cell.client.settle()
+
+
 def test_inspect_is_for_side_effects_and_gives_none(cell: Any, capsys: pytest.CaptureFixture[str]) -> None:
     @ml.remote(propagate="inspect")
     def add(x: Any, k: Any) -> Any:
