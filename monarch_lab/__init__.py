@@ -37,8 +37,10 @@ _HOMES = {
         "Future",
         "call_on_shard_and_fetch",
         "OpaqueModule",
+        "Pipe",
+        "create_pipe",
+        "remote_generator",
         "OpaqueObject",
-        "OpaqueRef",
         "fetch_all",
         "fetch_shard",
         "get_active_mesh",
@@ -50,6 +52,7 @@ _HOMES = {
         "reduce_",
         "remote",
     ),
+    "monarch_lab.tensors.opaque": ("OpaqueRef",),  # not by way of the controller: users' functions make it on workers
     "monarch_lab.errors": (
         "ClosedError",
         "DeviceException",

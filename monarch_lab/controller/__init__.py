@@ -16,6 +16,7 @@ calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
 process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
+pipes.py      processes beside the workers
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ _NAMES = {
     "Future": "futures",
     "MeshTensor": "tensor",
     "OpaqueModule": "opaque",
+    "Pipe": "pipes",
+    "create_pipe": "pipes",
+    "remote_generator": "pipes",
     "OpaqueObject": "opaque",
-    "OpaqueRef": "opaque",
     "call_on_shard_and_fetch": "remote_functions",
     "fetch_all": "moves",
     "fetch_shard": "moves",

@@ -124,21 +124,29 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     return handled
 
 
-def issue_told(call: Call, entry: Entry | None, tell: Callable[[], tuple[wire.Learned, list[Any]]]) -> Any:
-    """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known."""
+def issue_told(
+    call: Call,
+    entry: Entry | None,
+    tell: Callable[[], tuple[wire.Learned, list[Any]]],
+    values: list[Any] | None = None,
+) -> Any:
+    """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known;
+    ``values``: those of this call, where it may give others than the first of its kind."""
     call.mesh.check_alive()
     if entry is None:
-        answer, values = tell()
+        answer, told = tell()
         template = template_of(call)
         entry = _entry(call, template, answer)
         _define(call, entry, template, answer)
-        if values:
+        if told:
             entry.tree = ["s", "tuple", [["t", k] for k in range(len(entry.outputs))]]
-            entry.told = (answer.tree, values)
+            entry.told = (answer.tree, told)
         if call.hashable:
             call.mesh.client.cache.keep(call.key, entry)
     handles = replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
-    return handles if entry.told is None else build(entry.told[0], list(handles), entry.told[1])
+    if entry.told is None:
+        return handles
+    return build(entry.told[0], list(handles), entry.told[1] if values is None else values)
 
 
 def take_gradients(mesh: Any, answer: wire.Learned) -> None:

@@ -6,7 +6,7 @@ taken for what the function does. The workers check each run against it, as they
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,51 +39,71 @@ def _nothing(call: Call) -> Learned:
     return Learned(0, ["p", 0], [], [], [], metas, list(range(len(metas))), dynamic=False, random=True)
 
 
+class Fakes:
+    """Torch's fake tensors, of one mode: those of two do not mix. No mesh is active where they are used."""
+
+    def __init__(self) -> None:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        token = active_mesh.set(None)
+        try:
+            with self._mode:
+                return fn()
+        finally:
+            active_mesh.reset(token)
+
+    def describe(self, fn: Callable[[], Any], mesh: Any, inputs: Sequence[Any] = ()) -> tuple[Learned, list[Any]]:
+        """What ``fn`` gives and does to ``inputs``, as the workers would say it, and its Python values."""
+        return self.call(lambda: _described(fn, mesh, list(inputs)))
+
+
 def _faked(call: Call, propagate: Callable[..., Any]) -> tuple[Learned, list[Any]]:
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    fakes = Fakes()
+    inputs = fakes.call(lambda: [_fake(t._meta) for t in call.tensors])
+    places = {id(t): fake for t, fake in zip(call.tensors, inputs, strict=True)}
 
-    token = active_mesh.set(None)
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            fakes = [_fake(t._meta) for t in call.tensors]
-            places = {id(t): fake for t, fake in zip(call.tensors, fakes, strict=True)}
+    def stand_in(a: Any) -> Any:
+        if id(a) in places:
+            return places[id(a)]
+        if isinstance(a, torch.Tensor):  # a constant
+            return torch.empty((), dtype=a.dtype)
+        if isinstance(a, OpaqueRef):
+            return OpaqueRef.around(places[id(a.key)])
+        if id(a) in call.packed:
+            frames, tensors, _ = call.packed[id(a)]
+            return payload.loads_around(frames, [places[id(t)] for t in tensors])
+        return a
 
-            def stand_in(a: Any) -> Any:
-                if id(a) in places:
-                    return places[id(a)]
-                if isinstance(a, torch.Tensor):  # a constant
-                    return torch.empty((), dtype=a.dtype)
-                if isinstance(a, OpaqueRef):
-                    return OpaqueRef.around(places[id(a.key)])
-                if id(a) in call.packed:
-                    frames, tensors, _ = call.packed[id(a)]
-                    return payload.loads_around(frames, [places[id(t)] for t in tensors])
-                return a
+    args, kwargs = fakes.call(lambda: tree_map(stand_in, (call.args, call.kwargs)))
+    return fakes.describe(lambda: propagate(*args, **kwargs), call.mesh, inputs)
 
-            args, kwargs = tree_map(stand_in, (call.args, call.kwargs))
-            versions = [t._version for t in fakes]
-            before = [describe(t) for t in fakes]
-            result = propagate(*args, **kwargs)
-            tensors: list[torch.Tensor] = []
-            values: list[Any] = []
-            tree = structure(result, tensors, values)
-            _check_fake(propagate, tensors)
-            keeps = [_place_of(t, fakes, tensors[:k], lambda a, b: a is b) for k, t in enumerate(tensors)]
-            aliases = [_place_of(t, fakes, tensors[:k], _share) for k, t in enumerate(tensors)]
-            device = call.mesh.torch_device or "cpu"
-            answer = Learned(
-                ident=0,
-                tree=tree,
-                outputs=[replace(describe(t), device=device) for t in tensors],
-                keeps=keeps,
-                aliases=aliases,
-                after=[(k, replace(m, device=device)) for k, t in enumerate(fakes) if (m := describe(t)) != before[k]],
-                mutated=[k for k, t in enumerate(fakes) if t._version != versions[k]],
-                dynamic=False,
-                random=True,
-            )
-    finally:
-        active_mesh.reset(token)
+
+def _described(fn: Callable[[], Any], mesh: Any, inputs: list[Any]) -> tuple[Learned, list[Any]]:
+    versions = [t._version for t in inputs]
+    before = [describe(t) for t in inputs]
+    tensors: list[torch.Tensor] = []
+    values: list[Any] = []
+    tree = structure(fn(), tensors, values)
+    if any(getattr(t, "is_mesh_tensor", False) for t in tensors):
+        raise UsageTypeError(
+            "a propagator returned a mesh tensor: it is given stand-ins of the arguments and returns tensors made from "
+            "them, such as torch.empty_like(x)"
+        )
+    device = mesh.torch_device or "cpu"
+    answer = Learned(
+        ident=0,
+        tree=tree,
+        outputs=[replace(describe(t), device=device) for t in tensors],
+        keeps=[_place_of(t, inputs, tensors[:k], lambda a, b: a is b) for k, t in enumerate(tensors)],
+        aliases=[_place_of(t, inputs, tensors[:k], _share) for k, t in enumerate(tensors)],
+        after=[(k, replace(m, device=device)) for k, t in enumerate(inputs) if (m := describe(t)) != before[k]],
+        mutated=[k for k, t in enumerate(inputs) if t._version != versions[k]],
+        dynamic=False,
+        random=True,
+    )
     return answer, values
 
 
@@ -98,16 +118,6 @@ def _fake(meta: Meta) -> torch.Tensor:
         if not meta.is_leaf:
             fake = torch.ops.aten.alias(fake)
     return fake
-
-
-def _check_fake(propagate: Callable[..., Any], tensors: list[torch.Tensor]) -> None:
-    for t in tensors:
-        if getattr(t, "is_mesh_tensor", False):
-            name = getattr(propagate, "__name__", repr(propagate))
-            raise UsageTypeError(
-                f"the propagator {name} returned a mesh tensor: it is called with stand-ins for its arguments and "
-                "returns tensors made from them, such as torch.empty_like(x)"
-            )
 
 
 def _place_of(tensor: Any, inputs: list[Any], earlier: list[Any], same: Callable[[Any, Any], bool]) -> int:

@@ -19,7 +19,7 @@ from monarch_lab.errors import UsageError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.wire import engine as wire
 
-_TOLD = Mark("TOLD")
+TOLD = Mark("TOLD")
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -122,7 +122,7 @@ class RemoteFunction:
         call.key = (name, *call.key[1:])
         client = call.mesh.client
         if self.propagate is not None:
-            call.key = (*call.key, (_TOLD, self.propagate))
+            call.key = (*call.key, (TOLD, self.propagate))
         entry = client.cache.entries.get(call.key) if call.hashable else None
         if entry is not None and entry.told is None:
             return replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)

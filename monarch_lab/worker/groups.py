@@ -73,6 +73,12 @@ class Groups:
             self._groups[mesh, dims] = found
         return found
 
+    def place(self, mesh: int) -> tuple[dict[str, int], dict[str, int]]:
+        """(this rank's coordinate along each dim of a mesh, the dims' sizes)."""
+        known = self._meshes[mesh]
+        at = {name: members(known, (name,), self._rank)[1] for name in known.names}
+        return at, dict(zip(known.names, known.sizes, strict=True))
+
     def _backend(self, ranks: tuple[int, ...], position: int) -> Any:
         if len(ranks) == 1:
             return None
