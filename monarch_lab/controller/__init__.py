@@ -16,7 +16,8 @@ calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
 process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
-pipes.py      processes beside the workers
+pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
+showing.py    pictures and tables
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _NAMES = {
     "MeshTensor": "tensor",
     "OpaqueModule": "opaque",
     "Pipe": "pipes",
+    "builtins": "",
+    "show": "showing",
+    "timer": "",
     "create_pipe": "pipes",
     "remote_generator": "pipes",
     "OpaqueObject": "opaque",
