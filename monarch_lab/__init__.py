@@ -38,6 +38,8 @@ _HOMES = {
         "call_on_shard_and_fetch",
         "OpaqueModule",
         "Pipe",
+        "Stream",
+        "get_active_stream",
         "builtins",
         "show",
         "timer",

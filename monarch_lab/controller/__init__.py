@@ -17,7 +17,8 @@ messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
 process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
 pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
-showing.py    pictures and tables
+showing.py    pictures and tables      streams.py     streams and loans between them
+lending.py    what may not be used or written
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ _NAMES = {
     "MeshTensor": "tensor",
     "OpaqueModule": "opaque",
     "Pipe": "pipes",
+    "Stream": "streams",
+    "get_active_stream": "streams",
     "builtins": "",
     "show": "showing",
     "timer": "",

@@ -161,6 +161,10 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
             _issue(entry, tensors, numbers, ambient, mesh)
             mesh.client.flush_if_full()
             return target
+    if entry.mutated:
+        for k in entry.mutated:  # raises where it is lent to be read: see lending.py
+            store = tensors[k]._store or tensors[k]._ref
+            store.equal = store.equal
     with HeldInterrupt():  # what the op does to its inputs is noted with it or not at all
         outs = _issue(entry, tensors, numbers, ambient, mesh)
         result = finish(entry, tensors, outs, mesh)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, lending
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
 from monarch_lab.controller.dispatch import build, finish, make_handle, replay
@@ -67,6 +68,10 @@ def learn(call: Call) -> Any:
     call.mesh.check_alive()
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
+    if may_write(call.func, call.kwargs):
+        is_several = "foreach" in getattr(call.func, "__name__", "")
+        written = call.tensors if is_several else call.tensors[:1]
+        lending.refuse_write([*written, *(t for t in tree_leaves(call.kwargs.get("out")) if hasattr(t, "_ref"))])
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -87,7 +92,7 @@ def learn(call: Call) -> Any:
 
     with client.lock:
         client.define_ambient(call.ambient, ambient_values(call.ambient))
-        pending = client.request(make, call.mesh.ranks_key)
+        pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
     try:
         client.wait(pending)
     except KeyboardInterrupt:

@@ -23,9 +23,19 @@ def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
         t._ref.mesh.check_alive()
     mesh = tensors[0]._ref.mesh
     other = next(t._ref.mesh for t in tensors if t._ref.mesh is not mesh)
+    if other.stream is not mesh.stream and other.on(mesh.stream) is mesh:
+        return wrong_stream(func, other.stream, mesh.stream)
     return UsageTypeError(
         f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: "
         "an op runs on one mesh; fetch one of them (ml.inspect) and mesh.replicate it on the other"
+    )
+
+
+def wrong_stream(func: Any, found: Any, wanted: Any) -> UsageError:
+    found, wanted = found or "the default stream", wanted or "the default stream"
+    return UsageTypeError(
+        f"WRONG_STREAM: {shown(func)} on {wanted} was given a tensor of {found}: lend it with "
+        "`t, loan = stream.borrow(t)`, or activate the stream it is on"
     )
 
 

@@ -12,6 +12,7 @@ from monarch_lab.controller.calling import send_call
 from monarch_lab.controller.dispatch import replay
 from monarch_lab.controller.futures import Future
 from monarch_lab.controller.learning import issue_told, learn
+from monarch_lab.controller.lending import check_stream
 from monarch_lab.controller.propagating import INSPECT, told
 from monarch_lab.controller.scanning import Mark, mesh_tensors_in, scan
 from monarch_lab.controller.state import active_mesh, ambient_number
@@ -118,6 +119,7 @@ class RemoteFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = scan(self, args, kwargs, ambient_number())
+        check_stream(self, call.mesh)
         name = self.remote_name(call.mesh.client)
         call.key = (name, *call.key[1:])
         client = call.mesh.client

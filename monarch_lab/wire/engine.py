@@ -40,6 +40,10 @@ class Op(IntEnum):
     AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
     SET_GRAD = 2  # [2, ref, grad ref or 0]
     BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
+    SIGNAL = 4  # [4, event]: what this stream did so far is done for whoever waits
+    WAIT = 5  # [5, event]: until another stream has signalled it; each event serves once
+    LEND = 6  # [6, ref, new ref]: the new one is the same data, for another stream
+    RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -262,6 +266,14 @@ class Together(Message, frozen=True):
     order: Question
 
 
+class OnStream(Message, frozen=True):
+    """An order for a stream beside the default one (0), which is made at its first. It keeps the order of what comes
+    to it; what a Define or Rejoin without a stream says holds on all."""
+
+    stream: int
+    order: Define | Batch | Together | Learn | LearnBackward | Place | Fetch | CallAndFetch | Retain
+
+
 class Rejoin(Message, frozen=True):
     """Other processes have taken these ranks. Groups with them are formed anew, by files with this ``number``; a
     process that is one of them has none of the values made before, and says ``lost`` of those."""
@@ -283,6 +295,7 @@ Order = (
     Define
     | Batch
     | Together
+    | OnStream
     | Learn
     | LearnBackward
     | Place

@@ -9,6 +9,7 @@ import datetime
 import itertools
 import math
 import os
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -47,10 +48,13 @@ def members(mesh: MeshDef, dims: tuple[str, ...], rank: int) -> tuple[tuple[int,
 
 
 class Groups:
-    def __init__(self, rank: int, directory: str, meshes: dict[int, MeshDef]) -> None:
+    """``stream``: a stream has groups of its own, or two would mix what they send."""
+
+    def __init__(self, rank: int, directory: str, meshes: dict[int, MeshDef], stream: int = 0) -> None:
         self._rank = rank
         self._directory = directory
-        self._meshes = meshes
+        self.meshes = meshes
+        self._stream = f"stream{stream}-" if stream else ""
         self._groups: dict[tuple[int, tuple[str, ...]], Group] = {}
         self._backends: dict[tuple[int, ...], Any] = {}
         self._number = 0
@@ -68,14 +72,14 @@ class Groups:
     def along(self, mesh: int, dims: tuple[str, ...]) -> Group:
         found = self._groups.get((mesh, dims))
         if found is None:
-            ranks, position = members(self._meshes[mesh], dims, self._rank)
+            ranks, position = members(self.meshes[mesh], dims, self._rank)
             found = Group(ranks, position, self._backend(ranks, position))
             self._groups[mesh, dims] = found
         return found
 
     def place(self, mesh: int) -> tuple[dict[str, int], dict[str, int]]:
         """(this rank's coordinate along each dim of a mesh, the dims' sizes)."""
-        known = self._meshes[mesh]
+        known = self.meshes[mesh]
         at = {name: members(known, (name,), self._rank)[1] for name in known.names}
         return at, dict(zip(known.names, known.sizes, strict=True))
 
@@ -86,7 +90,7 @@ class Groups:
             import torch.distributed as dist
 
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # torch's own sockets have no encryption: never leave the host
-            path = os.path.join(self._directory, f"group{self._number}-" + "-".join(map(str, ranks)))
+            path = os.path.join(self._directory, f"group{self._stream}{self._number}-" + "-".join(map(str, ranks)))
             store = dist.PrefixStore("gloo", dist.FileStore(path, len(ranks)))
             with severed_when_it_fails():
                 self._backends[ranks] = dist.ProcessGroupGloo(store, position, len(ranks), _TIMEOUT)
@@ -94,6 +98,7 @@ class Groups:
 
 
 _current: Groups | None = None
+_of_thread = threading.local()
 
 
 def install(groups: Groups) -> None:
@@ -101,7 +106,14 @@ def install(groups: Groups) -> None:
     _current = groups
 
 
+def use_on_this_thread(groups: Groups) -> None:
+    _of_thread.groups = groups
+
+
 def current() -> Groups:
+    own: Groups | None = getattr(_of_thread, "groups", None)
+    if own is not None:
+        return own
     if _current is None:
         raise InternalError("a collective outside a worker")
     return _current
