@@ -42,6 +42,10 @@ class UsageKeyError(UsageError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class UsageRuntimeError(UsageError, RuntimeError):
+    pass
+
+
 class UsageIndexError(UsageError, IndexError):
     pass
 

@@ -14,9 +14,13 @@ prompts.py    debuggers that wait        flusher.py    sends what has waited
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
-interrupts.py a Ctrl-C that was dropped
 crossings.py  values to another mesh   return_path.py  and their gradients back
 reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
+interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
+process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
+pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
+showing.py    pictures and tables      streams.py     streams and loans between them
+lending.py    what may not be used or written
 """
 
 from __future__ import annotations
@@ -29,12 +33,23 @@ _NAMES = {
     "DeviceMesh": "mesh",
     "Future": "futures",
     "MeshTensor": "tensor",
+    "OpaqueModule": "opaque",
+    "Pipe": "pipes",
+    "Stream": "streams",
+    "get_active_stream": "streams",
+    "builtins": "",
+    "show": "showing",
+    "timer": "",
+    "create_pipe": "pipes",
+    "remote_generator": "pipes",
+    "OpaqueObject": "opaque",
     "call_on_shard_and_fetch": "remote_functions",
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",
     "inspect": "moves",
     "no_mesh": "mesh",
+    "opaque_method": "opaque",
     "random": "",
     "reduce": "moves",
     "reduce_": "moves",

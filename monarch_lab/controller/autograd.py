@@ -208,7 +208,7 @@ def _learn(
 
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
-        pending = client.request(make, mesh.ranks_key)
+        pending = client.request(make, mesh.ranks_key, stream=mesh.stream_number)
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -314,7 +314,7 @@ def retain_grad(tensor: Any) -> None:
     if tensor._meta.is_leaf or tensor._ref.id in tensor._ref.mesh.client.retained:
         return
     client = tensor._ref.mesh.client
-    client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key)
+    client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key, stream=tensor._ref.mesh.stream_number)
     client.retained[tensor._ref.id] = tensor
 
 

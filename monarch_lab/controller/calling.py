@@ -63,7 +63,7 @@ def send_call(
 
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
-        pending = client.request(make, (rank,))
+        pending = client.request(make, (rank,), stream=mesh.stream_number)
     return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 
 

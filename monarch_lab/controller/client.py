@@ -29,6 +29,7 @@ from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
+from monarch_lab.controller.state import refuse_process_wide
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
@@ -83,6 +84,10 @@ class Client:
         self.scope_number = 0  # of its mesh; 0 is the whole one
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
+        self.stream = 0  # of the buffered batch; 0 is the default one
+        self._dead_of: dict[int, deque[int]] = {0: self.dead}
+        self._told_streams: set[tuple[int, int]] = set()  # (rank, stream)
+        self.lent: dict[int, list[int]] = {}  # ref of a borrowed value -> those it was lent from
         self._supervisor: Supervisor | None = None
         self.batch = 0
         self.progress = Progress(world)
@@ -180,6 +185,7 @@ class Client:
             for definitions, payloads in self._defined:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
             self.progress.begin_again(ranks, self.batch)
+            self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
                 self._gone.pop(rank, None)
                 self._stuck.pop(rank, None)
@@ -202,6 +208,8 @@ class Client:
             self._definition_frames.extend(frames)
 
     def define_ambient(self, ambient: int, values: dict[str, Any]) -> None:
+        if len(self._dead_of) > 1:
+            refuse_process_wide(values)
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
@@ -215,6 +223,29 @@ class Client:
             mesh.check_alive()
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
+            if mesh.stream_number != self.stream:
+                self._turn_to(mesh.stream_number)
+
+    def dead_of(self, stream: int) -> deque[int]:
+        """Where refs of a stream go when their handle died: they are deleted in its own order."""
+        with self.lock:
+            return self._dead_of.setdefault(stream, deque())
+
+    def _turn_to(self, stream: int) -> None:
+        self.stream = stream
+        self.dead = self.dead_of(stream)
+
+    def _routed(self, order: Any, stream: int, ranks: tuple[int, ...] | None) -> bytes:
+        if not stream:
+            return encode(order)
+        for rank in self.all_ranks:
+            # A stream that a worker has not heard of knows no definition; later ones go to all streams.
+            if (rank, stream) not in self._told_streams:
+                self._told_streams.add((rank, stream))
+                for definitions, payloads in self._defined:
+                    define = wire.OnStream(stream, wire.Define(definitions))
+                    self.supervisor.send((rank,), encode(define), payloads)
+        return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:
         """Send what is buffered."""
@@ -241,7 +272,8 @@ class Client:
         ranks = self.scope
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
-        report = (due or reported) and self._everywhere(ranks)
+        stream = self.stream
+        report = (due or reported) and self._everywhere(ranks) and not stream
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
             self.progress.note_batch(self.batch, self.where)
@@ -254,10 +286,12 @@ class Client:
         is_alone = not self._elsewhere and (report or not due)
         if joining is not None and is_alone and joining == (self.all_ranks if ranks is None else ranks):
             return batch
-        self._send(ranks, encode(batch))
+        self._send_definitions()  # before _routed, which tells a stream new to the worker all there are
+        self._send(ranks, self._routed(batch, stream, ranks))
         if self._elsewhere:
             self.batch += 1
-            self._send(None, encode(wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)))
+            rest = wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)
+            self._send(None, self._routed(rest, stream, None))
             self._elsewhere = []
         if due and not report:
             self._send_mark()
@@ -280,16 +314,29 @@ class Client:
             if not whole:
                 self._elsewhere += (Op.DELETE, ref)
 
+    def _delete_elsewhere(self) -> None:
+        """What died on streams that are not in use now."""
+        for stream, dead in self._dead_of.items():
+            if dead and stream != self.stream:
+                code: list[int] = []
+                while dead:
+                    code += (Op.DELETE, dead.popleft())
+                self.batch += 1
+                self._send(None, self._routed(wire.Batch(self.batch, self.cell, 0, code, [], False), stream, None))
+
     def _everywhere(self, ranks: tuple[int, ...] | None) -> bool:
         return ranks is None or len(ranks) == self.world
 
     def _send(self, ranks: tuple[int, ...] | None, header: bytes, frames: Sequence[bytes | memoryview] = ()) -> None:
+        self._send_definitions()
+        self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
+
+    def _send_definitions(self) -> None:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
             self._defined.append((definitions, payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
-        self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
     def _send_mark(self) -> int:
         """An empty batch that every rank reports: completion is the same number everywhere."""
@@ -318,28 +365,36 @@ class Client:
         return pending
 
     def order(
-        self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()
+        self, message: Any, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = (), stream: int = 0
     ) -> None:
         """Send one order in its place in the stream."""
         with self.lock:
             self.flush()
             with HeldInterrupt():
-                self._send(None if ranks is None else tuple(ranks), encode(message), frames)
+                to = None if ranks is None else tuple(ranks)
+                self._send_definitions()
+                self._send(to, self._routed(message, stream, to), frames)
 
     def request(
-        self, make: Callable[[int], wire.Question], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
+        self,
+        make: Callable[[int], wire.Question],
+        ranks: Sequence[int],
+        frames: Sequence[bytes | memoryview] = (),
+        stream: int = 0,
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
         with self.lock:
             ranks = tuple(ranks)
             self.check_alive(ranks)
             with HeldInterrupt():
-                batch = self._flush_held(joining=ranks)
+                batch = self._flush_held(joining=ranks if stream == self.stream else None)
                 ident = self._last_ident = next(self._idents)
                 pending = self._pending[ident] = Pending(ranks, self.batch)
                 self.progress.note_call(ident, here(2), pending)
                 order = make(ident)
-                self._send(ranks, encode(order if batch is None else wire.Together(batch, order)), frames)
+                whole = order if batch is None else wire.Together(batch, order)
+                self._send_definitions()
+                self._send(ranks, self._routed(whole, stream, ranks), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)
@@ -406,6 +461,7 @@ class Client:
                 return self.check_alive()
             with HeldInterrupt():
                 self._flush_held(reported=True)
+                self._delete_elsewhere()
             if not self.alive:
                 return self.check_alive()
             if all(self.progress.is_done(r, self.batch) for r in self.alive):
@@ -421,6 +477,7 @@ class Client:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
         for failure, refs in self._failures.take_poisoned(self.scope_ranks):
             if self.world > 1:
+                refs = refs + [origin for r in refs for origin in self.lent.get(r, ())]
                 self.order(wire.Poison(refs, failure), None)
 
     def raise_failure(self, cause: wire.Failure | None = None) -> None:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map
 from monarch_lab.controller import constants, dispatch, locations
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number
+from monarch_lab.controller.streams import hand_over
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors.meta import Meta, intern
 from monarch_lab.transport.frames import HeldInterrupt
@@ -29,8 +30,9 @@ from monarch_lab.wire.engine import Op
 class Span:
     """The processes of both sides of a move, where they are no mesh: what a batch of the stream is for."""
 
-    def __init__(self, client: Any, ranks: Sequence[int], number: int) -> None:
+    def __init__(self, client: Any, ranks: Sequence[int], number: int, stream: int) -> None:
         self.client = client
+        self.stream_number = stream
         self.ranks_key = tuple(ranks)
         self.scope = number
         client.scope_ranks[number] = self.ranks_key
@@ -96,16 +98,21 @@ def to_mesh(tree: Any, mesh: Any, stream: Any = None) -> Any:
     3 on one process, broadcast to two that multiply it by 1 and by 10, gets the gradient 11. ``backward()`` runs on
     every mesh that the graph crosses; only ``create_graph=True`` does not go across.
 
+    It runs on the tensor's stream, and the copies are there too, or on ``stream``.
+
     Raises ValueError where the dims do not fit, TypeError for what is no mesh, a mesh of other processes
-    (WRONG_MESH) or a tensor that is not strided, and for a ``stream``.
+    (WRONG_MESH), a tensor that is not strided, or one that requires grad with another ``stream`` (REQUIRES_GRAD).
     """
-    if stream is not None:
-        raise UsageTypeError(
-            f"to_mesh: a move runs on the stream of the ops around it, not on {stream!r}: leave it out"
-        )
     if not hasattr(mesh, "ranks_key"):
         raise UsageTypeError(f"to_mesh takes a mesh, as from mesh.slice(host=0), not {type(mesh).__name__}")
-    return tree_map(lambda t: _to_mesh(t, mesh) if _is_mesh(t) else t, tree)
+    if stream is not None and not hasattr(stream, "borrow"):
+        raise UsageTypeError(f"to_mesh: stream is an ml.Stream, not {type(stream).__name__}")
+
+    def one(t: Any) -> Any:
+        moved = _to_mesh(t, mesh)
+        return moved if stream is None or moved._ref.mesh.stream is stream.key else hand_over(moved, stream)
+
+    return tree_map(lambda t: one(t) if _is_mesh(t) else t, tree)
 
 
 def slice_mesh(tree: Any, **dims: int | slice) -> Any:
@@ -162,6 +169,7 @@ def gather_to(tensor: Any, dims: Sequence[str], far: Any, kind: str) -> Any:
 
 def _moved(tensor: Any, far: Any, kind: str, groups: list[list[int]], shown: str) -> Any:
     home = tensor._ref.mesh
+    far = far.on(home.stream)
     home.check_alive()
     far.check_alive()
     if far.client is not home.client:
@@ -237,9 +245,9 @@ def _span(client: Any, home: Any, far: Any, ranks: set[int]) -> Any:
     for mesh in (home, far):
         if ranks == set(mesh.ranks_key):
             return mesh
-    key = ("span", *sorted(ranks))
+    key = ("span", home.stream_number, *sorted(ranks))
     if key not in client.cache.moves:
-        client.cache.moves[key] = Span(client, sorted(ranks), home.next_number())
+        client.cache.moves[key] = Span(client, sorted(ranks), home.next_number(), home.stream_number)
     return client.cache.moves[key]
 
 

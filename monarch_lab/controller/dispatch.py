@@ -20,6 +20,7 @@ from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.tensors.meta import Meta
+from monarch_lab.tensors.opaque import OpaqueRef
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire.engine import Op
 
@@ -167,6 +168,10 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
             _issue(entry, tensors, numbers, ambient, mesh)
             mesh.client.flush_if_full()
             return target
+    if entry.mutated:
+        for k in entry.mutated:  # raises where it is lent to be read: see lending.py
+            store = tensors[k]._store or tensors[k]._ref
+            store.equal = store.equal
     with HeldInterrupt():  # what the op does to its inputs is noted with it or not at all
         outs = _issue(entry, tensors, numbers, ambient, mesh)
         result = finish(entry, tensors, outs, mesh)
@@ -369,6 +374,9 @@ def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> An
             return handles[index]
         case ["n"]:
             return None
+        case ["o", index]:
+            handles[index]._sig = handles[index]._ref.id  # a graph through one object is no graph through another
+            return OpaqueRef.around(handles[index])
         case ["p", index]:
             return (values or [])[index]
         case ["c", index, children]:

@@ -7,17 +7,18 @@ error, by rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, lending
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
-from monarch_lab.controller.dispatch import build, finish, make_handle
+from monarch_lab.controller.dispatch import build, finish, make_handle, replay
 from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
@@ -48,6 +49,8 @@ def template_of(call: Call) -> int:
     if number is None:
         number = client.cache.next_template()
         tree, sources = payload.pack(tree_of(call))
+        for _, _, more in call.packed.values():
+            sources |= more
         definition = wire.TemplateDef(
             number, name, len(call.tensors), len(call.numbers), getattr(call.func, "collective", False)
         )
@@ -65,6 +68,10 @@ def learn(call: Call) -> Any:
     call.mesh.check_alive()
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
+    if may_write(call.func, call.kwargs):
+        is_several = "foreach" in getattr(call.func, "__name__", "")
+        written = call.tensors if is_several else call.tensors[:1]
+        lending.refuse_write([*written, *(t for t in tree_leaves(call.kwargs.get("out")) if hasattr(t, "_ref"))])
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -85,7 +92,7 @@ def learn(call: Call) -> Any:
 
     with client.lock:
         client.define_ambient(call.ambient, ambient_values(call.ambient))
-        pending = client.request(make, call.mesh.ranks_key)
+        pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -120,6 +127,31 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     else:
         _keep(call, entry, template, first)
     return handled
+
+
+def issue_told(
+    call: Call,
+    entry: Entry | None,
+    tell: Callable[[], tuple[wire.Learned, list[Any]]],
+    values: list[Any] | None = None,
+) -> Any:
+    """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known;
+    ``values``: those of this call, where it may give others than the first of its kind."""
+    call.mesh.check_alive()
+    if entry is None:
+        answer, told = tell()
+        template = template_of(call)
+        entry = _entry(call, template, answer)
+        _define(call, entry, template, answer)
+        if told:
+            entry.tree = ["s", "tuple", [["t", k] for k in range(len(entry.outputs))]]
+            entry.told = (answer.tree, told)
+        if call.hashable:
+            call.mesh.client.cache.keep(call.key, entry)
+    handles = replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+    if entry.told is None:
+        return handles
+    return build(entry.told[0], list(handles), entry.told[1] if values is None else values)
 
 
 def take_gradients(mesh: Any, answer: wire.Learned) -> None:
@@ -160,6 +192,11 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
 
 
 def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
+    _define(call, entry, template, answer)
+    call.mesh.client.cache.keep(call.key, entry)
+
+
+def _define(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
     client = call.mesh.client
     entry.number = client.cache.next_entry()
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
@@ -184,7 +221,6 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
                 answer.private,
             )
         )
-    client.cache.keep(call.key, entry)
 
 
 def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list[Any]]]:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 from monarch_lab.controller import mode, placing
 from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
-from monarch_lab.controller.state import active_mesh
+from monarch_lab.controller.state import active_mesh, active_stream
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.ranks import parse_ranks
@@ -22,6 +22,7 @@ from monarch_lab.wire.snapshot import MeshSnapshot
 
 if TYPE_CHECKING:
     from monarch_lab.controller.client import Client
+    from monarch_lab.controller.process_groups import RemoteProcessGroup
 
 Ranks = int | Sequence[int] | str | None
 
@@ -30,7 +31,7 @@ class Activation:
     """An activated mesh (or none): in force at once, until ``deactivate`` or the end of a ``with``."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
-        self._token = active_mesh.set(mesh)
+        self._token = active_mesh.set(mesh and mesh.on(active_stream.get()))
         self._pushed = mesh is not None
         self._active = True
         if self._pushed:
@@ -85,7 +86,7 @@ class DeviceMesh:
     Two meshes over the same processes with the same names are equal. ``with mesh:`` stops it at the end.
     """
 
-    def __init__(self, client: Client, slice_: Slice, names: Sequence[str], owner: Any) -> None:
+    def __init__(self, client: Client, slice_: Slice, names: Sequence[str], owner: Any, stream: Any = None) -> None:
         self.client = client
         self.slice_ = slice_
         self.names = tuple(names)
@@ -93,8 +94,12 @@ class DeviceMesh:
         self.ranks_key: tuple[int, ...] = tuple(slice_)
         full = (1 << len(self.names)) - 1
         self.all_equal = full | full << GRAPH
-        self.let_go = client.dead.append
-        self.let_go_large = client.let_go_large
+        # Of values on another stream than the default one, the mesh is an object of its own, so that an op that mixes
+        # streams is seen as one that mixes meshes is. See streams.py.
+        self.stream = stream
+        self.stream_number: int = 0 if stream is None else stream.number
+        self.let_go = client.dead_of(self.stream_number).append
+        self.let_go_large = client.let_go_large if stream is None else self.let_go
         self.lost = ""  # of what was made before a rank had another process: why it cannot be used
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
@@ -104,13 +109,20 @@ class DeviceMesh:
     # --- identity
 
     def _other(self, slice_: Slice, names: Sequence[str]) -> DeviceMesh:
-        """The one object for these processes and names."""
-        key = (slice_, tuple(names))
+        """The one object for these processes and names (and stream)."""
+        return self._twin(slice_, names, self.stream)
+
+    def _twin(self, slice_: Slice, names: Sequence[str], stream: Any) -> DeviceMesh:
+        key = (slice_, tuple(names)) if stream is None else (slice_, tuple(names), stream)
         known = self._owner.parts
         found = known.get(key)
         if found is None:
-            found = known[key] = DeviceMesh(self.client, slice_, names, self._owner)
+            found = known[key] = DeviceMesh(self.client, slice_, names, self._owner, stream)
         return found
+
+    def on(self, stream: Any) -> DeviceMesh:
+        """The mesh as values on ``stream`` (None: the default one) have it."""
+        return self if stream is self.stream else self._twin(self.slice_, self.names, stream)
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{n}={s}" for n, s in self.sizes.items()) or f"rank {self.ranks_key[0]}"
@@ -230,6 +242,13 @@ class DeviceMesh:
         for name in dims:
             total *= self.slice_.sizes[self.axis(name)]
         return total
+
+    def process_group(self, dims: str | Sequence[str] = ()) -> RemoteProcessGroup:
+        """The processes along ``dims`` (all where none is named) as a group for remote functions, which get a torch
+        ProcessGroup. Each call gives another. Raises KeyError for an unknown dim, TypeError for one named twice."""
+        from monarch_lab.controller.process_groups import RemoteProcessGroup
+
+        return RemoteProcessGroup(self, dims)
 
     def to_tensor(self) -> torch.Tensor:
         """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
@@ -356,7 +375,7 @@ class DeviceMesh:
 
     def before(self, ranks: Iterable[int], lost: str) -> DeviceMesh:
         """A stand-in, for what was made on it before ``ranks`` of it had other processes: it is gone there."""
-        past = DeviceMesh(self.client, self.slice_, self.names, self._owner)
+        past = DeviceMesh(self.client, self.slice_, self.names, self._owner, self.stream)
         past.lost, past.lost_ranks = lost, self.lost_ranks | frozenset(ranks)
         return past
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from monarch_lab.controller.calling import Named, opened
 from monarch_lab.controller.dispatch import dispatch
 from monarch_lab.controller.futures import Future
+from monarch_lab.controller.lending import check_stream
 from monarch_lab.controller.reducing import reduce_to
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
@@ -59,6 +60,7 @@ def _now_equal(result: Any, dims: Sequence[str], scatter: bool) -> Any:
 def reduce_tensor(
     tensor: Any, dims: Any, reduction: str, *, scatter: bool = False, mesh: Any = None, out: Any = None
 ) -> Any:
+    check_stream(_REDUCE, tensor._ref.mesh)
     arguments = _arguments(tensor, dims, reduction, scatter)
     if mesh is not None and mesh is not tensor.mesh:
         if scatter:
@@ -76,6 +78,7 @@ def reduce_tensor_(tensor: Any, dims: Any, reduction: str, *, scatter: bool = Fa
         raise UsageValueError("reduce_: stack is not valid for in-place, the result has another shape")
     if mesh is not None and mesh is not tensor.mesh:
         raise UsageValueError("reduce_: the result is on the tensor's own mesh: use t.reduce(..., mesh=mesh)")
+    check_stream(_REDUCE_, tensor._ref.mesh)
     arguments = _arguments(tensor, dims, reduction, scatter)
     return _now_equal(dispatch(_REDUCE_, (tensor, *arguments)), arguments[1], scatter)
 
@@ -152,7 +155,7 @@ def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
 
             materialise(t)
     refs = [t._ref.id for t in tensors]
-    return client.request(lambda ident: wire.Fetch(ident, refs), ranks)
+    return client.request(lambda ident: wire.Fetch(ident, refs), ranks, stream=mesh.stream_number)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:

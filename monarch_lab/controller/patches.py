@@ -18,15 +18,11 @@ import torch.utils.data
 from torch.utils.data import dataloader
 
 from monarch_lab.controller import devices, interrupts, mode
-from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
-from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.tensors import switches
 
 _installed = False
-_GET_STATE = Named("monarch_lab.worker.randomness.get_state", shown="torch.get_rng_state")
-_SET_STATE = Named("monarch_lab.worker.randomness.set_state", shown="torch.set_rng_state")
 
 
 def install() -> None:
@@ -126,12 +122,18 @@ def _patch_rng_state() -> None:
     @functools.wraps(get)
     def get_rng_state() -> torch.Tensor:
         mesh = active_mesh.get()
-        return get() if mesh is None else run_on_active(_GET_STATE)
+        if mesh is None:
+            return get()
+        from monarch_lab.controller.random import get_state
+
+        return get_state()[0]
 
     @functools.wraps(put)
     def set_rng_state(new_state: torch.Tensor) -> None:
         if getattr(new_state, "is_mesh_tensor", False):
-            run_on_active(_SET_STATE, new_state)
+            from monarch_lab.controller.random import set_state
+
+            set_state(new_state)
         elif active_mesh.get() is not None:
             raise needs_remote("set_rng_state() with a state that torch.get_rng_state() gave outside a %%mesh cell")
         else:

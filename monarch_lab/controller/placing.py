@@ -21,11 +21,11 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
     mesh.check_alive()
     if same:
         frames, _ = payload.dumps(next(iter(values.values())))
-        client.order(wire.Place(refs, mesh.torch_device), mesh.ranks_key, frames)
+        client.order(wire.Place(refs, mesh.torch_device), mesh.ranks_key, frames, mesh.stream_number)
         return
     for rank, tensors in values.items():
         frames, _ = payload.dumps(tensors)
-        client.order(wire.Place(refs, mesh.torch_device), [rank], frames)
+        client.order(wire.Place(refs, mesh.torch_device), [rank], frames, mesh.stream_number)
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:

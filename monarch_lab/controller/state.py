@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from monarch_lab.errors import UsageError
 from monarch_lab.tensors import ambient, switches
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
 
+active_stream: ContextVar[Any] = ContextVar("monarch_lab_active_stream", default=None)  # None: the default one
 active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
 
 _grad, _inference, _autocast = (
@@ -48,6 +50,21 @@ def ambient_number() -> int:
 
 def ambient_values(number: int) -> dict[str, Any]:
     return _values[number]
+
+
+def refuse_process_wide(values: dict[str, Any]) -> None:
+    """Streams are threads of one process on the worker: what torch keeps for a process they would change beneath each
+    other. UsageError."""
+    changed = [n for n in ("deterministic", "anomaly") if values[n]]
+    if values["dtype"] != "float32":
+        changed.append(f"default dtype {values['dtype']}")
+    if not switches.are_initial():
+        changed.append("switches of torch.backends and matmul precision")
+    if changed:
+        raise UsageError(
+            f"{' and '.join(changed)} cannot be used on a mesh with streams: torch keeps it for the whole process, and "
+            "another stream would see it; restart the mesh, or give the dtype to each op"
+        )
 
 
 def visible_gpus() -> int:

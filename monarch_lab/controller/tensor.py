@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 
 from monarch_lab.controller import answers, autograd, constants, dispatch, scanning
+from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.errors import UsageError, UsageTypeError
@@ -61,7 +62,24 @@ class MeshTensor(torch.Tensor):
     @property
     def mesh(self) -> Any:
         """The mesh that holds it."""
-        return self._ref.mesh
+        mesh = behind(self._ref.mesh)
+        return mesh if mesh.stream is None else mesh.on(None)
+
+    @property
+    def stream(self) -> Any:
+        """The stream it is on: ops with it run there."""
+        from monarch_lab.controller.streams import MAIN
+
+        return behind(self._ref.mesh).stream or MAIN
+
+    @property
+    def dropped(self) -> bool:
+        """Whether ``drop`` ended it, or the end of its loan."""
+        return is_dropped(self)
+
+    def drop(self) -> None:
+        """Let its memory go now, with every other view of it: using one of them is an error from now on."""
+        drop(self)
 
     @property
     def equal_dims(self) -> tuple[str, ...]:

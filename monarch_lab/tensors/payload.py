@@ -143,6 +143,59 @@ def loads(frames: Sequence[bytes | memoryview]) -> Any:
         return pickle.loads(frames[0], buffers=frames[1:])
 
 
+class _AroundPickler(_Pickler):
+    """Leaves places where the mesh tensors of an object were."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, buffers, tensors=True)
+        self.left_out: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not getattr(type(obj), "is_mesh_tensor", False):
+            return None
+        place = self._places.setdefault(id(obj), len(self.left_out))
+        if place == len(self.left_out):
+            self.left_out.append(obj)
+        return place, obj._is_param
+
+
+class _AroundUnpickler(pickle.Unpickler):
+    def __init__(self, frames: Sequence[bytes | memoryview], tensors: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(frames[0]), buffers=frames[1:])
+        self._given = tensors
+
+    def persistent_load(self, pid: Any) -> Any:
+        place, is_param = pid
+        tensor = self._given[place]
+        if is_param:
+            tensor._is_param = True  # what makes isinstance(t, nn.Parameter) hold
+        return tensor
+
+
+def dumps_around(value: Any) -> tuple[tuple[bytes, ...], list[Any], dict[str, str]]:
+    """(frames, tensors, sources) of an object, a module for one, without the mesh tensors in it.
+
+    Raises UsageTypeError for what cannot be sent.
+    """
+    file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+    pickler = _AroundPickler(file, buffers)
+    try:
+        with _plain():
+            pickler.dump(value)
+    except UsageTypeError:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError) as e:
+        raise UsageTypeError(f"this value cannot be sent to the workers: {e}") from e
+    return (file.getvalue(), *(bytes(b.raw()) for b in buffers)), pickler.left_out, pickler.sources
+
+
+def loads_around(frames: Sequence[bytes | memoryview], tensors: Sequence[Any]) -> Any:
+    """Opens what :func:`dumps_around` made, with ``tensors`` in the places of those left out. As :func:`loads`."""
+    with _plain():
+        return _AroundUnpickler(frames, tensors).load()
+
+
 def remember_sources(sources: dict[str, str]) -> None:
     """Let tracebacks, inspect and pdb find these files' lines. No time stamp: linecache then never drops them."""
     for name, text in sources.items():

@@ -55,6 +55,7 @@ _PREFIX = "switch "
 number = 0  # stands for the kernel's values of this moment; equal values have equal numbers. 0: ask ``current``
 _numbers: dict[tuple[Value, ...], int] = {}
 _watched = False
+_initial: Values = {}
 
 
 def read() -> Values:
@@ -119,8 +120,8 @@ def _linalg_backends() -> list[Any]:
 
 def watch() -> None:
     """Keep ``number`` current from now on: once, in the kernel."""
-    global _watched
-    _watched = True
+    global _watched, _initial
+    _watched, _initial = True, read()
     for name in [setter for _, setter in _KNOWN.values()] + [_FP32]:
         original = getattr(torch._C, name, None)
         if original is not None:
@@ -128,6 +129,11 @@ def watch() -> None:
     prop = torch.backends.ContextProp  # holds the setters themselves
     prop.__set__ = _noting(prop.__set__)
     _forget()
+
+
+def are_initial() -> bool:
+    """Whether the kernel's are as they were when the first mesh started."""
+    return read() == _initial
 
 
 def _noting(setter: Any) -> Any:

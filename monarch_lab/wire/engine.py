@@ -40,6 +40,10 @@ class Op(IntEnum):
     AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
     SET_GRAD = 2  # [2, ref, grad ref or 0]
     BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
+    SIGNAL = 4  # [4, event]: what this stream did so far is done for whoever waits
+    WAIT = 5  # [5, event]: until another stream has signalled it; each event serves once
+    LEND = 6  # [6, ref, new ref]: the new one is the same data, for another stream
+    RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
     MOVE = 8  # [8, move, ref, ref of the result, crossing]: see MoveDef
     MOVE_BACK = 9  # [9, move, crossing]: the gradient of a result, back to where the value came from
 
@@ -258,7 +262,10 @@ class Retain(Message, frozen=True):
 
 
 class Seed(Message, frozen=True):
+    """Begin the random streams again; of a part of the mesh, ``scope``, its own alone."""
+
     seed: int
+    scope: int = 0
 
 
 class Vary(Message, frozen=True):
@@ -277,6 +284,14 @@ class Together(Message, frozen=True):
 
     batch: Batch
     order: Question
+
+
+class OnStream(Message, frozen=True):
+    """An order for a stream beside the default one (0), which is made at its first. It keeps the order of what comes
+    to it; what a Define or Rejoin without a stream says holds on all."""
+
+    stream: int
+    order: Define | Batch | Together | Learn | LearnBackward | Place | Fetch | CallAndFetch | Retain
 
 
 class Rejoin(Message, frozen=True):
@@ -300,6 +315,7 @@ Order = (
     Define
     | Batch
     | Together
+    | OnStream
     | Learn
     | LearnBackward
     | Place

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch_lab.tensors.meta import describe, dtype_named
+from monarch_lab.tensors.structure import tensors_of
 from monarch_lab.tensors.template import CallTree, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
-from monarch_lab.worker.learning import Rejecting, tensors_of
+from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.learning import Rejecting, version
 
 if TYPE_CHECKING:
     from monarch_lab.worker.engine import Engine
@@ -91,8 +93,13 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
         source.names |= {"refuse_failed": refuse_failed, "user_code": engine.user_code, "touched": engine.touched}
         lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
         lines.append("    touched.clear()")
+        guarded = [k for k in range(inputs) if k not in definition.writes]
+        tensors, refs = ("".join(f"{n}, " for n in row) for row in _rows(guarded))
+        source.names |= {"versions": _versions, "wrote": _wrote(definition, template, engine)}
+        lines.append(f"    before = versions({tensors})")
         lines.append("    with user_code():")
         lines.append(f"        r = {call}")
+        lines.append(f"    if before != versions({tensors}): wrote(before, ({tensors}), ({refs}))")
         checks.append("touched")  # it ran a backward pass, and did not when it was learned
     else:
         lines.append(f"    r = {call}")
@@ -104,6 +111,8 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
         if keep == -1:
             checks += _differs(name, definition.outputs[k], source)
             checks += [f"{name} is t{j}" for j in range(inputs)]
+            if template.opaque:
+                checks.append(f"{name}.is_leaf is not {definition.outputs[k].is_leaf}")
             stores.append(f"    cells[code[i + {position}]] = {name}")
             if definition.outputs[k].requires_grad and definition.outputs[k].is_leaf:
                 source.names["arm"] = arm
@@ -131,6 +140,30 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
     return Entry(definition, template, _compile("op", lines, source.names), tuple(fresh), position)
 
 
+def _rows(inputs: list[int]) -> tuple[list[str], list[str]]:
+    return [f"t{k}" for k in inputs], [f"code[i + {1 + k}]" for k in inputs]
+
+
+def _versions(*inputs: Any) -> list[int]:
+    return [version(t) for t in inputs]
+
+
+def _wrote(definition: EntryDef, template: Template, engine: Engine) -> Callable[..., None]:
+    def wrote(before: list[int], tensors: tuple[Any, ...], refs: tuple[int, ...]) -> None:
+        """Whether ranks hold equal values was told without it: what it wrote is not to be used any more."""
+        error = PredictionError(
+            f"{template.definition.function} wrote to an argument on rank {engine.rank}, and the same kind of call did "
+            "not when it was learned or told: that argument is lost; write to it in every call, or in none",
+            definition.entry,
+        )
+        engine.mark(
+            [r for r, t, v in zip(refs, tensors, before, strict=True) if version(t) != v], describe_error(error)
+        )
+        raise error
+
+    return wrote
+
+
 def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> None:
     match tree:
         case ["t", index]:
@@ -142,8 +175,14 @@ def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> 
         case ["d", keys, children]:
             for key, child in zip(keys, children, strict=True):
                 _unpack(child, f"{path}[{key!r}]", names, checks)
+        case ["o", index]:
+            names[index] = f"{path}.key"
         case ["n"]:
             checks.append(f"{path} is not None")
+        case ["c", _, children]:
+            _unpack(["s", "tuple", children], path, names, checks)
+        case ["p", _]:
+            pass  # told by a propagator: the kernel has it
         case _:
             raise PredictionError(f"a result of this structure has no entry: {tree!r}", 0)
 
@@ -159,7 +198,7 @@ def _differs(name: str, meta: TensorMeta, source: Source) -> list[str]:
 
 def _wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
     def text(meta: TensorMeta) -> str:
-        grad = ", requires_grad" if meta.requires_grad else ""
+        grad = (", a leaf that requires grad" if meta.is_leaf else ", requires_grad") if meta.requires_grad else ""
         return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"
 
     got = ", ".join(text(describe(t)) for t in tensors_of(result)) or repr(result)[:100]

@@ -62,7 +62,7 @@ class Backend:
     """
 
     def __init__(self, gloo: Any, make_nccl: Callable[[], Any] | None) -> None:
-        self._gloo = gloo
+        self.gloo = gloo
         self._make_nccl = make_nccl
         self._nccl: Any = None
 
@@ -78,12 +78,17 @@ class Backend:
 
     def _run(self, name: str, args: tuple[Any, ...]) -> Any:
         if not any(isinstance(a, torch.Tensor) and a.is_cuda for a in tree_iter(args)):
-            return getattr(self._gloo, name)(*args)
-        if self._make_nccl is None:
-            return _Staged(getattr(self._gloo, name), args)
-        if self._nccl is None:
+            return getattr(self.gloo, name)(*args)
+        if self.nccl is None:
+            return _Staged(getattr(self.gloo, name), args)
+        return getattr(self.nccl, name)(*args)
+
+    @property
+    def nccl(self) -> Any:
+        """Formed when it is first asked for, by every rank of the group at once; None where they share a GPU."""
+        if self._nccl is None and self._make_nccl is not None:
             self._nccl = self._make_nccl()
-        return getattr(self._nccl, name)(*args)
+        return self._nccl
 
 
 class _Staged:

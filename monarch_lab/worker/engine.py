@@ -18,7 +18,7 @@ from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, learning
+from monarch_lab.worker import backward, calls, learning, meeting
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
@@ -45,7 +45,9 @@ class Engine:
         self.ended_batch = -1  # of batches and calls up to these, the users' functions are dropped
         self.ended_ident = -1
         self._batch = -1
-        self._report = report
+        self._report = self.report = report
+        self.on_account: Callable[[wire.Done], None] = report  # another with several streams
+        self.events: dict[int, meeting.Event] = {}  # where streams meet
         self._applied = ambient.Applied()
         self._ambient = 0
         self._poisoned: set[int] = set()
@@ -61,8 +63,12 @@ class Engine:
         self.moves = Moves(self)
         self._table[Op.MOVE] = self.moves.move
         self._table[Op.MOVE_BACK] = self.moves.move_back
+        self._table[Op.SIGNAL] = self._signal
+        self._table[Op.WAIT] = self._wait
+        self._table[Op.LEND] = self._lend
+        self._table[Op.RETURN] = self._return
         # Instructions are no ops: a failure's position counts ops alone.
-        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, Op.MOVE: 5, Op.MOVE_BACK: 3}
+        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, Op.MOVE: 5, Op.MOVE_BACK: 3, **meeting.WIDTHS}
 
     # --- definitions
 
@@ -115,10 +121,14 @@ class Engine:
                 self.interruptible = False
                 i = self._failed(batch, i, e)
         if batch.report:
-            done = wire.Done(batch.number, self._poisoned_by_cause(), sorted(self._unwritten))
-            self._poisoned.clear()
-            self._unwritten.clear()
-            self._report(done)
+            self.on_account(self.account(batch.number))
+
+    def account(self, number: int) -> wire.Done:
+        """What failed since the last account."""
+        done = wire.Done(number, self._poisoned_by_cause(), sorted(self._unwritten))
+        self._poisoned.clear()
+        self._unwritten.clear()
+        return done
 
     def _poisoned_by_cause(self) -> list[tuple[Failure, list[int]]]:
         causes: dict[int, tuple[Failure, list[int]]] = {}
@@ -213,7 +223,7 @@ class Engine:
         end = len(code)
         while i < end:
             number = code[i]
-            if number in (Op.DELETE, Op.AMBIENT):
+            if number in (Op.DELETE, Op.AMBIENT, *meeting.WIDTHS):
                 i = self._table[number](self.cells, code, i, [])
                 continue
             self.moves.take_part(code, i, INTERRUPTED)
@@ -247,6 +257,25 @@ class Engine:
 
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         return backward.replay(self, self.known.plans[code[i + 1]], code, i)
+
+    def _signal(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        meeting.signal(self.events, code[i + 1])
+        return i + 2
+
+    def _wait(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        meeting.wait(self.events, code[i + 1])
+        return i + 2
+
+    def _lend(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        value = cells[code[i + 1]]
+        cells[code[i + 2]] = value if type(value) is Failed else value.detach()
+        return i + 3
+
+    def _return(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        value = cells.get(code[i + 1])
+        if type(value) is Failed and code[i + 2] in cells:
+            self.mark([code[i + 2]], value.failure)
+        return i + 3
 
     def rejoin(self, lost: str) -> None:
         """This process is not the first of its rank: what was made before it came is not here."""

@@ -33,6 +33,9 @@ class _Client:
     dead: list[int] = []
     let_go_large = dead.append
 
+    def dead_of(self, stream: int) -> list[int]:
+        return self.dead
+
 
 def made(**sizes: int) -> DeviceMesh:
     owner = _Owner()

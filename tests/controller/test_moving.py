@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -450,3 +452,37 @@ def test_a_move_that_does_not_fit_says_why(grid: Any) -> None:
 def test_another_meshs_processes_are_not_reached(grid: Any, mesh: Any) -> None:
     with pytest.raises(TypeError, match="WRONG_MESH.*replicate"):
         numbered(grid.slice(host=0)).to_mesh(mesh)
+
+
+@pytest.fixture
+def stream_cell() -> Iterator[Any]:
+    """A mesh with streams takes no process-wide switches any more, which other tests set."""
+    with ml.local_mesh(gpus_per_host=2, device="cpu", name="streams") as mesh, mesh.activate():
+        yield mesh
+
+
+def test_a_value_moves_to_another_stream_and_mesh_and_stays_there(stream_cell: Any) -> None:
+    cell = stream_cell
+    other = ml.Stream("other")
+    mesh = cell.slice(gpu=1)
+    moved = (torch.ones(3) + 1).slice_mesh(gpu=0).to_mesh(mesh, stream=other)
+    assert moved.stream is other and moved.mesh.ranks == mesh.ranks
+    assert ml.inspect(moved * 2).tolist() == [4, 4, 4]
+    with pytest.raises(TypeError, match="WRONG_STREAM"):
+        moved + (torch.ones(3)).slice_mesh(gpu=1)
+    back = moved.to_mesh(mesh, stream=ml.Stream("third"))
+    del moved
+    gc.collect()
+    assert ml.inspect(back + 1).tolist() == [3, 3, 3]
+    with other.activate():
+        there = torch.full((2,), 5.0).slice_mesh(gpu=0).to_mesh(mesh)
+    assert there.stream is other and ml.inspect(there).tolist() == [5, 5]
+
+
+def test_a_gradient_does_not_pass_to_another_stream(stream_cell: Any) -> None:
+    cell = stream_cell
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(TypeError, match="REQUIRES_GRAD"):
+        x.to_mesh(cell, stream=ml.Stream("other"))
+    with pytest.raises(TypeError, match="stream is an ml.Stream, not str"):
+        torch.ones(2).to_mesh(cell, stream="other")

@@ -198,3 +198,21 @@ def test_a_worker_that_reads_what_it_never_had_says_so(mesh: Any) -> None:
         ml.fetch_all(x.reduce("gpu") + 1)
     assert caught.value.ranks == (1,)
     assert ml.fetch_all(torch.ones(1).reduce("gpu")).tolist() == [[[3.0]] * 3]
+
+
+def test_a_restarted_rank_has_the_streams_again(mesh: Any) -> None:
+    side = ml.Stream("side")
+    with side.activate():
+        before = torch.ones(2) + 1
+        mesh.sync()
+    end(mesh, 1)
+    mesh.restart([1])
+    with pytest.raises(DeviceException, match="LOST"):
+        before + 1
+    with side.activate():
+        after = torch.ones(2) + 1
+        assert ml.fetch_all(after).tolist() == [[[2, 2]] * 3]
+    view, loan = side.borrow(torch.zeros(2), mutable=True)
+    with side.activate():
+        view.add_(1)
+    loan.drop()

@@ -86,6 +86,13 @@ def test_the_last_expression_of_a_cell_is_a_value_on_the_workers(kernel: Kernel)
     assert header["text/plain"] == 'controller · mesh "mesh" · 2 workers'
 
 
+def test_a_cell_runs_on_a_stream(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh --stream copy\ny = torch.ones(2) + 1\nprint(y.stream, ml.get_active_stream())") == "ok"
+    assert 'stream "copy" stream "copy"' in kernel.text() and '· stream "copy"' in str(kernel.displays())
+    assert kernel.run("%%mesh\nmine, loan = ml.get_active_stream().borrow(y)\nprint((mine + 1).stream)") == "ok"
+    assert 'stream "main"' in kernel.text()
+
+
 def test_a_mesh_as_a_value_is_its_card(kernel: Kernel) -> None:
     assert kernel.run("ml.meshes()['mesh']") == "ok", kernel.errors()
     [shown] = kernel.displays()
