@@ -15,6 +15,7 @@ from monarch_lab.controller.reducing import reduce_to
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
+from monarch_lab.transport.segments import LARGE_BYTES
 from monarch_lab.wire import engine as wire
 
 _REDUCE = Named("monarch_lab.worker.collectives.reduce", collective=True)
@@ -152,7 +153,11 @@ def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
 
             materialise(t)
     refs = [t._ref.id for t in tensors]
-    return client.request(lambda ident: wire.Fetch(ident, refs), ranks)
+    if len(ranks) > 1 or not any(t._meta.numel * t._meta.dtype.itemsize >= LARGE_BYTES for t in tensors):
+        return client.request(lambda ident: wire.Fetch(ident, refs), ranks)
+    pid = client.supervisor.processes[ranks[0]].pid
+    shared, (free, drop) = client.segments.can_read(pid), client.segments.unmapped(pid)
+    return client.request(lambda ident: wire.Fetch(ident, refs, shared, free, drop), ranks)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:
