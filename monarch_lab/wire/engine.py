@@ -111,7 +111,7 @@ class EntryDef(Message, frozen=True):
 
 class AmbientDef(Message, frozen=True):
     ambient: int
-    values: dict[str, bool | str]
+    values: dict[str, bool | int | str | tuple[int, ...]]
 
 
 class PayloadDef(Message, frozen=True):
@@ -434,6 +434,12 @@ class Output(Message, frozen=True):
     text: str
 
 
+class DeviceMemory(Message, frozen=True):
+    """What torch holds on the worker's GPU, when it has changed: at most once a second."""
+
+    reserved_bytes: int
+
+
 class DebugRead(Message, frozen=True):
     """A debugger waits for a line. Answered by DebugReply with the same numbers."""
 
@@ -463,6 +469,7 @@ Report = (
     | Fetched
     | FetchFailed
     | Output
+    | DeviceMemory
     | DebugRead
     | DebugEnded
     | Crashed
