@@ -450,3 +450,33 @@ def test_a_move_that_does_not_fit_says_why(grid: Any) -> None:
 def test_another_meshs_processes_are_not_reached(grid: Any, mesh: Any) -> None:
     with pytest.raises(TypeError, match="WRONG_MESH.*replicate"):
         numbered(grid.slice(host=0)).to_mesh(mesh)
+
+
+def slow(x: torch.Tensor) -> torch.Tensor:
+    import time
+
+    time.sleep(30)
+    return x
+
+
+def test_a_rank_that_dies_before_it_has_sent_leaves_nobody_waiting(grid: Any) -> None:
+    first, second = grid.slice(host=0), grid.slice(host=1)
+    x = numbered(first, grad=True)
+    (x.to_mesh(second) + 1).detach()  # known, so that nobody waits for it below
+    kept = numbered(second)
+    wait = ml.remote("tests.controller.test_moving.slow").call_on_shard_and_fetch(x.detach(), shard={"gpu": 0})
+    moved = x.to_mesh(second) + 1
+    grid.kill(0)
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        ml.inspect(moved, gpu=0)
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        wait.result()
+    assert all_of(kept) == [2, 3]
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        grid.sync()
+    grid.restart([0])
+    y = numbered(first, grad=True)
+    (y.to_mesh(second) * kept).backward()
+    assert rank_values(y.grad) == [2, 3]
+    with pytest.raises(ml.DeviceException, match="LOST"):
+        x.to_mesh(second)
