@@ -35,6 +35,7 @@ from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
+from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import Op
@@ -54,6 +55,7 @@ class Client:
         self.name = name
         self.world = world
         self.settings = settings
+        self.segments = SegmentReader()
         self.front: Front | None = None
         self.lock = threading.RLock()
         self.cache = Cache(settings.engine.cache_entries)
@@ -375,6 +377,13 @@ class Client:
                 self._send_definitions()
                 self._send(to, self._routed(message, stream, to), frames)
 
+    def after_all(self, fn: Callable[[], None]) -> None:
+        """Call ``fn`` once every rank has done what was sent so far, or one of them is gone. On the I/O thread."""
+        with self.lock, HeldInterrupt():
+            self._flush_held()
+            pending = self._wait_for_mark(self._send_mark())
+        pending.add_callback(fn)
+
     def request(
         self,
         make: Callable[[int], wire.Question],
@@ -577,11 +586,21 @@ class Client:
                     waiting.fill(rank, wire.LearnFailed(0, failure), [])  # whichever it was, it gets no other answer
             case _:
                 asked = self._pending.get(message.ident)
+                frames = frames[1:]
+                if isinstance(message, wire.Fetched) and message.segments:  # at once: who asked may have gone
+                    message, frames = self._mapped(rank, message, frames)
                 if asked is not None:
-                    asked.fill(rank, message, frames[1:])
+                    asked.fill(rank, message, frames)
                     self.progress.note_answer(rank, message.ident, asked)
                     if asked.done:
                         self._pending.pop(message.ident, None)
+
+    def _mapped(self, rank: int, message: wire.Fetched, frames: list[Any]) -> tuple[wire.Report, list[Any]]:
+        try:
+            return message, self.segments.open(self.supervisor.processes[rank].pid, frames, message.segments)
+        except (OSError, ValueError) as e:
+            failure = wire.Failure("OSError", f"memory of rank {rank} cannot be mapped here: {e}", [], rank=rank)
+            return wire.FetchFailed(message.ident, failure), []
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
         self.progress.note_done(rank, message.batch, self.alive)

@@ -16,6 +16,7 @@ from monarch_lab.controller.reducing import reduce_to
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
+from monarch_lab.transport.segments import LARGE_BYTES
 from monarch_lab.wire import engine as wire
 
 _REDUCE = Named("monarch_lab.worker.collectives.reduce", collective=True)
@@ -155,7 +156,12 @@ def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
 
             materialise(t)
     refs = [t._ref.id for t in tensors]
-    return client.request(lambda ident: wire.Fetch(ident, refs), ranks, stream=mesh.stream_number)
+    is_large = any(t._meta.numel * t._meta.dtype.itemsize >= LARGE_BYTES for t in tensors)
+    if len(ranks) > 1 or mesh.stream_number or not is_large:  # the worker's segments are its main thread's
+        return client.request(lambda ident: wire.Fetch(ident, refs), ranks, stream=mesh.stream_number)
+    pid = client.supervisor.processes[ranks[0]].pid
+    shared, (free, drop) = client.segments.can_read(pid), client.segments.unmapped(pid)
+    return client.request(lambda ident: wire.Fetch(ident, refs, shared, free, drop), ranks)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:

@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import io
 import linecache
+import mmap
 import pickle
 import sys
 import types
@@ -37,8 +38,11 @@ def _rebuild(
 ) -> torch.Tensor:
     # A buffer of the wire is read-only, unaligned and cannot be resized; a tensor's own memory is none of these. (Not
     # through flat.numpy(): a storage that numpy has seen cannot be resized any more.)
-    flat = torch.empty(len(buffer), dtype=torch.uint8)
-    if len(buffer):
+    if isinstance(buffer, mmap.mmap):  # private to us, aligned and writable: used where it is
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    else:
+        flat = torch.empty(len(buffer), dtype=torch.uint8)
+    if len(buffer) and not isinstance(buffer, mmap.mmap):
         ctypes.memmove(flat.data_ptr(), np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer))
     out = torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, size, stride)
     requires_grad, conj, neg = flags
@@ -137,7 +141,7 @@ def unpack(frame: bytes | memoryview) -> Any:
     return loads(value) if type(value) is _InBand else value
 
 
-def loads(frames: Sequence[bytes | memoryview]) -> Any:
+def loads(frames: Sequence[bytes | memoryview | mmap.mmap]) -> Any:
     """Opens what :func:`dumps` made. Only for frames of a peer that has proved the mesh's key."""
     with _plain():
         return pickle.loads(frames[0], buffers=frames[1:])

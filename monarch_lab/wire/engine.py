@@ -224,17 +224,28 @@ class LearnBackward(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU)."""
+    """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
+
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead."""
 
     refs: list[int]
     device: str = ""
+    segments: list[tuple[int, int, int]] = []
+    pid: int = 0
 
 
 class Fetch(Message, frozen=True):
-    """Send these values, on the CPU. Answered by Fetched or FetchFailed."""
+    """Send these values, on the CPU. Answered by Fetched or FetchFailed.
+
+    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: segments that are read no more,
+    to be used again or not.
+    """
 
     ident: int
     refs: list[int]
+    shared: bool = False
+    free: list[int] = []
+    drop: list[int] = []
 
 
 class CallAndFetch(Message, frozen=True):
@@ -418,9 +429,11 @@ class LearnFailed(Message, frozen=True):
 
 
 class Fetched(Message, frozen=True):
-    """The values, pickled in the frames."""
+    """The values, pickled in the frames. ``segments``: (frame, descriptor of the worker, bytes) of those that are in
+    shared memory instead, see transport/segments.py."""
 
     ident: int
+    segments: list[tuple[int, int, int]] = []
 
 
 class FetchFailed(Message, frozen=True):

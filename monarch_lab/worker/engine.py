@@ -16,6 +16,7 @@ import torch
 from monarch_lab.errors import DeviceException, ProtocolError
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
+from monarch_lab.transport.segments import SegmentPool, SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning, meeting
@@ -55,6 +56,7 @@ class Engine:
         self._scope = 0
         self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
         self.retained: dict[int, Any] = {}
+        self._segments = SegmentPool()
         self._table: list[calls.OpFunction] = [self._unknown] * FIRST_ENTRY
         self._table[Op.DELETE] = self._delete
         self._table[Op.AMBIENT] = self._set_ambient
@@ -382,7 +384,11 @@ class Engine:
         self._report(answer)
 
     def place(self, order: wire.Place, frames: Frames) -> None:
-        for ref, tensor in zip(order.refs, payload.loads(frames), strict=True):
+        try:
+            given = SegmentReader().open(order.pid, frames, order.segments)
+        except (OSError, ValueError) as e:
+            return self.mark(order.refs, describe_error(e))
+        for ref, tensor in zip(order.refs, payload.loads(given), strict=True):
             if order.device:
                 tensor = tensor.detach().to(order.device).requires_grad_(tensor.requires_grad)
             self.cells[ref] = tensor
@@ -397,7 +403,11 @@ class Engine:
         except BaseException as e:
             self._fetch_failed(order.ident, e)
             return
-        self._report(wire.Fetched(order.ident), frames)
+        segments: list[tuple[int, int, int]] = []
+        self._segments.free(order.free, order.drop)
+        if order.shared:
+            frames, segments = self._segments.put(frames)
+        self._report(wire.Fetched(order.ident, segments), frames)
 
     def call_and_fetch(self, order: wire.CallAndFetch) -> None:
         template = self.known.templates[order.template]

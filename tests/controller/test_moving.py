@@ -486,3 +486,33 @@ def test_a_gradient_does_not_pass_to_another_stream(stream_cell: Any) -> None:
         x.to_mesh(cell, stream=ml.Stream("other"))
     with pytest.raises(TypeError, match="stream is an ml.Stream, not str"):
         torch.ones(2).to_mesh(cell, stream="other")
+
+
+def slow(x: torch.Tensor) -> torch.Tensor:
+    import time
+
+    time.sleep(30)
+    return x
+
+
+def test_a_rank_that_dies_before_it_has_sent_leaves_nobody_waiting(grid: Any) -> None:
+    first, second = grid.slice(host=0), grid.slice(host=1)
+    x = numbered(first, grad=True)
+    (x.to_mesh(second) + 1).detach()  # known, so that nobody waits for it below
+    kept = numbered(second)
+    wait = ml.remote("tests.controller.test_moving.slow").call_on_shard_and_fetch(x.detach(), shard={"gpu": 0})
+    moved = x.to_mesh(second) + 1
+    grid.kill(0)
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        ml.inspect(moved, gpu=0)
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        wait.result()
+    assert all_of(kept) == [2, 3]
+    with pytest.raises(ml.DeviceException, match="rank 0"):
+        grid.sync()
+    grid.restart([0])
+    y = numbered(first, grad=True)
+    (y.to_mesh(second) * kept).backward()
+    assert rank_values(y.grad) == [2, 3]
+    with pytest.raises(ml.DeviceException, match="LOST"):
+        x.to_mesh(second)
