@@ -15,6 +15,8 @@ state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
+hooks.py      gradient hooks             functions.py  autograd.Function
+callbacks.py  the workers call the kernel   called.py  one such call
 """
 
 from __future__ import annotations

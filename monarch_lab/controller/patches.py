@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import interrupts, mode
+from monarch_lab.controller import functions, interrupts, mode
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.mode import run_on_active
@@ -62,17 +62,29 @@ def _patch_manual_seed() -> None:
 
 
 def _patch_autograd_function() -> None:
-    """``autograd.Function.apply`` with a mesh tensor would run here, on no data: refused (rule 12)."""
+    """``autograd.Function.apply`` with a mesh tensor would build its node here, over no data (rule 12)."""
     original = torch.autograd.Function.apply.__func__
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         for a in (*args, *kwargs.values()):
             if getattr(a, "is_mesh_tensor", False):
-                raise needs_remote(f"autograd.Function {cls.__name__}")
+                return functions.apply(cls, args, kwargs)
         return original(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)
+    made_by = torch.autograd.function._functions  # noqa: SLF001  once_differentiable looks there
+    made_locally = made_by.DelayedError
+
+    def delayed_error(message: bytes, count: int) -> Any:
+        def call(*tensors: Any) -> Any:
+            if any(getattr(t, "is_mesh_tensor", False) for t in tensors):
+                return functions.delayed_error(message, tensors)
+            return made_locally(message, count)(*tensors)
+
+        return call
+
+    made_by.DelayedError = delayed_error
 
 
 def _local(function: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch_lab.controller import answers, autograd, constants, dispatch, scanning
+from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, scanning
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.errors import UsageError, UsageTypeError
@@ -37,6 +37,7 @@ class MeshTensor(torch.Tensor):
     _store: Ref | None = None  # the Ref that stands for its storage, where that is another's
     _sig = 0  # signature of the gradient graph; 0: none
     _grad: MeshTensor | None = None
+    _hooks: dict[int, Any] | None = None  # of a leaf (hooks.py)
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -144,7 +145,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:
-        return answers.grad_fn(self)
+        return hooks.grad_fn(self)
 
     @property
     def retains_grad(self) -> bool:
