@@ -16,6 +16,7 @@ calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
 hooks.py      gradient hooks             functions.py  autograd.Function
+gradients.py  grad_generator and others
 callbacks.py  the workers call the kernel   called.py  one such call
 """
 
@@ -33,12 +34,15 @@ _NAMES = {
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",
+    "grad_function": "gradients",
+    "grad_generator": "gradients",
     "inspect": "moves",
     "no_mesh": "mesh",
     "random": "",
     "reduce": "moves",
     "reduce_": "moves",
     "remote": "remote_functions",
+    "remote_autograd_function": "gradients",
 }
 
 __all__ = list(_NAMES)

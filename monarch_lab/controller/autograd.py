@@ -112,7 +112,7 @@ def backward(
         _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)
 
 
-def _equal(roots: Sequence[Any], mesh: Any) -> int:
+def equal_gradients(roots: Sequence[Any], mesh: Any) -> int:
     """A gradient is equal along a dim where all its graph read was."""
     mask = mesh.all_equal
     for t in roots:
@@ -147,7 +147,7 @@ def _replay(
             code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
         client.where.append(locations.here(3))
         client.code.extend(code)
-        store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+        store(client, mesh, plan.leaves, outs, plan.grads, equal_gradients(roots, mesh))
     client.flush_if_full()
 
 
@@ -183,7 +183,7 @@ def _learn(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
         pending = client.request(make, mesh.ranks_key)
-        pending.mesh, pending.equal = mesh, _equal(roots, mesh)
+        pending.mesh, pending.equal = mesh, equal_gradients(roots, mesh)
     try:
         client.wait(pending)
     except KeyboardInterrupt:

@@ -31,6 +31,7 @@ class Callbacks:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._handlers: dict[int, Callable[[], Handler | None]] = {}
+        self._tensor_hooks: set[int] = set()
         self._numbers = itertools.count(2)  # 0.0 and 1.0 are kinds of their own among number operands
 
     def __len__(self) -> int:
@@ -39,10 +40,16 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._handlers)
 
-    def add(self, handler: Handler, *, is_kept: bool = True) -> int:
+    @property
+    def has_tensor_hooks(self) -> bool:
+        return not self._tensor_hooks.isdisjoint(self._handlers)
+
+    def add(self, handler: Handler, *, is_kept: bool = True, on_tensor: bool = False) -> int:
         """A number for ``handler``, which is kept until the workers say that nothing there can call it. One that is not
         kept is passed by once nobody here has it: what it refers to may be what keeps the workers' side alive."""
         number = next(self._numbers)
+        if on_tensor:
+            self._tensor_hooks = {n for n in self._tensor_hooks if n in self._handlers} | {number}
         self._handlers[number] = (lambda: handler) if is_kept else weakref.ref(handler)
         return number
 

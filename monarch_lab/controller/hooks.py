@@ -22,7 +22,9 @@ class Handle:
         tensor = self._tensor()
         if tensor is not None and tensor._hooks:
             tensor._hooks.pop(self.id, None)
-        self._mesh.client.order(wire.Unhook(self.id), self._mesh.ranks_key)
+        client = self._mesh.client
+        client.order(wire.Unhook(self.id), self._mesh.ranks_key)
+        client.callbacks.forget([self.id])
 
     def __enter__(self) -> Handle:
         return self
@@ -37,7 +39,7 @@ def _add(tensor: Any, kind: str, handler: Handler) -> Handle:
     client = tensor._ref.mesh.client
     tensor._ref.mesh.check_alive()
     is_leaf = tensor._meta.is_leaf
-    number = client.callbacks.add(handler, is_kept=not is_leaf)
+    number = client.callbacks.add(handler, is_kept=not is_leaf, on_tensor=kind == "tensor")
     if is_leaf:
         if tensor._hooks is None:
             tensor._hooks = {}
