@@ -16,7 +16,7 @@ calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
 hooks.py      gradient hooks             functions.py  autograd.Function
-gradients.py  grad_generator and others
+gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
 callbacks.py  the workers call the kernel   called.py  one such call
 """
 

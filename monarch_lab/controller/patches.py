@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import functions, interrupts, mode
+from monarch_lab.controller import functions, interrupts, lazy, mode
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.mode import run_on_active
@@ -36,6 +36,7 @@ def install() -> None:
     _patch_autograd_function()
     _patch_data_loader()
     _patch_parameter()
+    lazy.install()
     _patch_rng_state()
     _patch_threads()
     _patch_saved_tensors_hooks()

@@ -322,3 +322,32 @@ def test_a_module_of_no_mesh_stays_local_while_a_mesh_is_active(cell: Any) -> No
         model, x = nn.Linear(3, 2), torch.ones(1, 3)
     out = model(x)
     assert type(out) is torch.Tensor
+
+
+def test_lazy_modules_get_their_shape_in_place(mesh: Any) -> None:
+    def run() -> Any:
+        model = nn.Sequential(nn.LazyConv1d(4, 2), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        twin = nn.Sequential(nn.LazyConv1d(4, 2), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
+        weight = model[0].weight
+        assert isinstance(weight, nn.UninitializedParameter) and isinstance(weight, nn.Parameter)
+        with pytest.raises(RuntimeError, match="shape of an uninitialized parameter"):
+            _ = weight.shape
+        x = torch.randn(3, 2, 5)
+        model(x)
+        assert model[0].weight is weight and not isinstance(weight, nn.UninitializedParameter)
+        assert tuple(weight.shape) == (4, 2, 2) and isinstance(weight, nn.Parameter)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).pow(2).sum().backward()
+            optimizer.step()
+        twin.load_state_dict(model.state_dict())
+        return [p.detach() for p in model.parameters()], list(model.buffers()), twin(x).detach()
+
+    run_on_both(mesh, run, 1e-5)
+
+
+def test_a_parameter_without_a_shape_is_refused_in_an_op(cell: Any) -> None:
+    model = nn.LazyLinear(2)
+    with pytest.raises(ValueError, match="lazy module.*run the module once"):
+        model.weight * 2
