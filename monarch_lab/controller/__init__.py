@@ -17,6 +17,7 @@ messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
 hooks.py      gradient hooks             functions.py  autograd.Function
 gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
+loading.py    load_state_dict of local values
 callbacks.py  the workers call the kernel   called.py  one such call
 """
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch_lab.controller.callbacks import Handler
+from monarch_lab.controller.messages import needs_remote
 from monarch_lab.wire import engine as wire
 
 
@@ -90,6 +91,11 @@ class RemoteGradFn:
 
     def __repr__(self) -> str:
         return f"<{self.name()} on the workers>"
+
+    @property
+    def next_functions(self) -> NoReturn:
+        """Refused: the nodes behind this one are on the workers."""
+        raise needs_remote("grad_fn.next_functions (and torch.autograd.graph.register_multi_grad_hook)")
 
     def register_hook(self, hook: Callable[[Any, Any], Any]) -> Handle:
         """As torch's Node: ``hook(grad_inputs, grad_outputs)`` after the node ran; a tuple that it returns takes the

@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import functions, interrupts, lazy, mode
+from monarch_lab.controller import functions, interrupts, lazy, loading, mode
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.mode import run_on_active
@@ -35,8 +35,10 @@ def install() -> None:
     _patch_manual_seed()
     _patch_autograd_function()
     _patch_data_loader()
+    _patch_loading()
     _patch_parameter()
     lazy.install()
+    loading.install()
     _patch_rng_state()
     _patch_threads()
     _patch_saved_tensors_hooks()
@@ -112,6 +114,12 @@ def _patch_data_loader() -> None:
         (torch.utils.data.dataset, "random_split"),
     ):
         setattr(owner, name, _local(getattr(owner, name)))
+
+
+def _patch_loading() -> None:
+    """What torch.load and pickle read is local: they fill a tensor of torch.empty with a storage of this process."""
+    torch.load = torch.serialization.load = _local(torch.load)
+    torch._utils._rebuild_tensor = _local(torch._utils._rebuild_tensor)  # noqa: SLF001  pickles name its callers
 
 
 def _patch_parameter() -> None:

@@ -234,6 +234,8 @@ def test_hooks_that_cannot_be(cell: Any) -> None:
         torch.ones(2).register_hook(print)
     with pytest.raises(RuntimeError, match="non-leaf"):
         (leaf(1.0) * 2).register_post_accumulate_grad_hook(print)
+    with pytest.raises(TypeError, match="next_functions.*ml.remote"):
+        torch.autograd.graph.register_multi_grad_hook((leaf(1.0), leaf(1.0)), print)
 
 
 def settled(mesh: Any) -> int:
