@@ -48,6 +48,8 @@ _HOMES = {
         "reduce_",
         "remote",
         "remote_autograd_function",
+        "slice_mesh",
+        "to_mesh",
     ),
     "monarch_lab.errors": (
         "ClosedError",

@@ -19,6 +19,8 @@ hooks.py      gradient hooks             functions.py  autograd.Function
 gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
 loading.py    load_state_dict of local values
 callbacks.py  the workers call the kernel   called.py  one such call
+crossings.py  values to another mesh   return_path.py  and their gradients back
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
 """
 
 from __future__ import annotations
@@ -44,6 +46,8 @@ _NAMES = {
     "reduce_": "moves",
     "remote": "remote_functions",
     "remote_autograd_function": "gradients",
+    "slice_mesh": "crossings",
+    "to_mesh": "crossings",
 }
 
 __all__ = list(_NAMES)

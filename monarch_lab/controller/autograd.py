@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monarch_lab.controller import dispatch, locations
+from monarch_lab.controller import dispatch, locations, return_path
 from monarch_lab.controller.cache import Plan
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
@@ -91,8 +91,26 @@ def backward(
         send(t)
     create_graph = bool(create_graph)
     keep_graph = create_graph if retain_graph is None else bool(retain_graph)
+    if dispatch.crossings and any(t._crossings for t in roots):
+        return_path.backward(_pass, mesh, roots, gradients, wanted, keep_graph, create_graph)
+    else:
+        _pass(mesh, roots, gradients, wanted, keep_graph, create_graph, mesh.all_equal)
+
+
+def _pass(
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    limit: int,
+) -> tuple[list[return_path.Crossing], int]:
+    """On one mesh. The crossings it reached; dims along which its gradients are equal, those of ``limit`` at most."""
     client = mesh.client
     ambient = ambient_number()
+    crossings = return_path.crossings_of(roots) if dispatch.crossings else []
+    equal = equal_gradients(roots, mesh) & limit
     had = tuple(sorted(ref for ref, leaf in client.leaves.items() if leaf._grad is not None))
     key = (
         tuple(t._sig for t in roots),
@@ -102,14 +120,18 @@ def backward(
         create_graph,
         ambient,
         had,
+        len(crossings),
     )
     # A pass that calls functions of the kernel is waited for, whatever its graph has told before.
     retained = len(client.retained) > 0 or bool(client.callbacks)
     plan = None if retained else client.cache.plans.get(key)
     if plan is not None and all(ref in client.leaves for ref in plan.leaves):  # none has died since
-        _replay(plan, mesh, roots, gradients, wanted, ambient)
-    else:
-        _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)
+        reached = [c for c, is_reached in zip(crossings, plan.reached, strict=True) if is_reached]
+        _replay(plan, mesh, roots, gradients, wanted, ambient, [c.number for c in reached], equal)
+        return reached, equal
+    kept = None if retained else key
+    numbers, equal = _learn(kept, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient, crossings, equal)
+    return return_path.by_number(crossings, numbers), equal
 
 
 def equal_gradients(roots: Sequence[Any], mesh: Any) -> int:
@@ -127,7 +149,14 @@ def folded(mask: int) -> int:
 
 
 def _replay(
-    plan: Plan, mesh: Any, roots: Sequence[Any], gradients: Sequence[Any], wanted: Sequence[Any], ambient: int
+    plan: Plan,
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    ambient: int,
+    crossings: Sequence[int],
+    equal: int,
 ) -> None:
     client = mesh.client
     with client.lock, HeldInterrupt():
@@ -145,9 +174,10 @@ def _replay(
             outs.append(next(client.refs) if fresh else 0)
             had = None if fresh else client.leaves[leaf]._grad
             code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
+        code.extend(crossings)
         client.where.append(locations.here(3))
         client.code.extend(code)
-        store(client, mesh, plan.leaves, outs, plan.grads, equal_gradients(roots, mesh))
+        store(client, mesh, plan.leaves, outs, plan.grads, equal)
     client.flush_if_full()
 
 
@@ -160,7 +190,9 @@ def _learn(
     keep_graph: bool,
     create_graph: bool,
     ambient: int,
-) -> None:
+    crossings: Sequence[return_path.Crossing],
+    equal: int,
+) -> tuple[list[int], int]:
     from monarch_lab.controller.learning import raise_learn_failure
 
     client = mesh.client
@@ -183,7 +215,7 @@ def _learn(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
         pending = client.request(make, mesh.ranks_key)
-        pending.mesh, pending.equal = mesh, equal_gradients(roots, mesh)
+        pending.mesh, pending.equal = mesh, equal
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -199,7 +231,8 @@ def _learn(
     client.check_alive(mesh.ranks_key)
     answers = {r: m for r, (m, _) in pending.replies.items()}
     first = answers[min(answers)]
-    if any((m.touched, m.outs) != (first.touched, first.outs) for m in answers.values()):
+    told = (first.touched, first.outs, first.crossings)
+    if any((m.touched, m.outs, m.crossings) != told for m in answers.values()):
         _take_back(client, mesh, list(answers.values()))
         texts = "; ".join(f"rank {r}: {len(m.touched)}" for r, m in sorted(answers.items()))
         raise UsageTypeError(
@@ -207,10 +240,13 @@ def _learn(
         )
     store(client, mesh, first.touched, first.outs, first.grads, pending.equal)
     if key is not None and not pending.was_called:
-        plan = Plan(client.cache.next_plan(), first.touched, [out != 0 for out in first.outs], first.grads)
+        reached = [c.number in first.crossings for c in crossings]
+        plan = Plan(client.cache.next_plan(), first.touched, [out != 0 for out in first.outs], first.grads, reached)
+        counts = (len(roots), len(wanted), keep_graph, create_graph)
         with client.lock:
-            client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
+            client.define(wire.BackwardDef(plan.number, *counts, first.grads, len(first.crossings)))
         client.cache.keep_plan(key, plan)
+    return first.crossings, pending.equal
 
 
 def _conclude_failed(client: Any, mesh: Any, pending: Any) -> None:

@@ -82,6 +82,8 @@ def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True
         if message.failure.interrupted and not message.dependent:
             raise KeyboardInterrupt
         if message.dependent and raise_cause:
+            if client.world > 1:  # the cause may be another rank's, whose word of it is on its way
+                client.settle()
             client.raise_failure(message.failure)
         raise failures.build({rank: message.failure}, None, None)
     return payload.loads(frames)

@@ -512,6 +512,8 @@ class Client:
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.DeviceMemory():
+                self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:

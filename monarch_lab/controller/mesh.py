@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import mode, placing
+from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
@@ -39,6 +41,10 @@ class Activation:
 
     def __exit__(self, *exc: object) -> None:
         self.deactivate()
+
+    @property
+    def is_active(self) -> bool:
+        return self._active
 
     def deactivate(self) -> None:
         if not self._active:
@@ -93,6 +99,7 @@ class DeviceMesh:
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
         self._number = 0
+        self._activations: list[Activation] = []
 
     # --- identity
 
@@ -164,6 +171,11 @@ class DeviceMesh:
             del names[axis]
         return self._other(part, names)
 
+    def __call__(self, **dims: Any) -> DeviceMesh:
+        """Deprecated: ``slice``."""
+        warnings.warn("mesh(...) is deprecated: use mesh.slice(...)", DeprecationWarning, stacklevel=2)
+        return self.slice(**dims)
+
     def rename(self, **dims: str) -> DeviceMesh:
         """The same processes under other names: ``mesh.rename(host="dp")``."""
         for name in dims:
@@ -223,6 +235,10 @@ class DeviceMesh:
         """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
         with no_mesh.activate():
             return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
+
+    def to_table(self) -> str:
+        """Its processes as text, rows by all dims but the last: ``host.gpu[rank]`` of each."""
+        return table(self.slice_, self.sizes, self.client.label)
 
     # --- tensors on it
 
@@ -299,11 +315,15 @@ class DeviceMesh:
         self.client.scope_ranks[number] = self.ranks_key
         return number
 
+    def next_number(self) -> int:
+        """One that no mesh of its processes has."""
+        return self._owner.next_number()
+
     def defined(self) -> int:
         """The number under which the workers know this mesh."""
         if not self._number:
             with self.client.lock:
-                number = self._owner.next_number()
+                number = self.next_number()
                 self.client.define(
                     wire.MeshDef(number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
                 )
@@ -315,7 +335,17 @@ class DeviceMesh:
     def activate(self) -> Activation:
         """Factory calls of this context make tensors on it. In force when called; a ``with`` ends it."""
         self.check_alive()
-        return Activation(self)
+        self._activations = [a for a in self._activations if a.is_active]
+        self._activations.append(Activation(self))
+        return self._activations[-1]
+
+    def deactivate(self) -> None:
+        """End the last activation of this mesh that is in force. ValueError where there is none."""
+        while self._activations:
+            last = self._activations.pop()
+            if last.is_active:
+                return last.deactivate()
+        raise UsageValueError(f"{self} is not active, so it cannot be deactivated")
 
     def check_alive(self, ranks: Iterable[int] | None = None) -> None:
         """Raises ClosedError or DeviceException where ops on its processes (or ``ranks`` of them) cannot run."""

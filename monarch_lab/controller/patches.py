@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import functions, interrupts, lazy, loading, mode
+from monarch_lab.controller import devices, functions, interrupts, lazy, loading, mode
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.tensors import switches
 
 _installed = False
 _GET_STATE = Named("monarch_lab.worker.randomness.get_state", shown="torch.get_rng_state")
@@ -43,6 +45,9 @@ def install() -> None:
     _patch_threads()
     _patch_saved_tensors_hooks()
     _patch_compile()
+    _patch_profiler()
+    switches.watch()
+    devices.install()
     interrupts.install()
     os.register_at_fork(after_in_child=_disarm)
 
@@ -203,6 +208,19 @@ def _patch_saved_tensors_hooks() -> None:
         return original(self)
 
     hooks.__enter__ = enter
+
+
+def _patch_profiler() -> None:
+    """A profile taken here would show none of the workers' ops: refused."""
+    for owner, name in ((torch.profiler.profile, "start"), (torch.autograd.profiler.profile, "__enter__")):
+        original = getattr(owner, name)
+
+        def start(self: Any, original: Any = original) -> Any:
+            if active_mesh.get() is not None:
+                raise needs_remote("A profile of torch.profiler")
+            return original(self)
+
+        setattr(owner, name, functools.wraps(original)(start))
 
 
 def _patch_compile() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_lab.tensors import ambient
+from monarch_lab.tensors import ambient, switches
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -30,7 +30,8 @@ _fast: dict[tuple[Any, ...], int] = {}
 def ambient_number() -> int:
     """A number for the ambient state of this thread; equal states have equal numbers."""
     autocast = _autocast()
-    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly())
+    switched = switches.number or switches.current()
+    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly(), switched)
     number = _fast.get(key)
     if number is not None and not autocast:
         return number
@@ -51,4 +52,8 @@ def ambient_values(number: int) -> dict[str, Any]:
 
 def visible_gpus() -> int:
     """Number of GPUs that this process sees."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    token = active_mesh.set(None)  # else they would answer for the mesh (devices.py)
+    try:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    finally:
+        active_mesh.reset(token)

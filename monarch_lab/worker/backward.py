@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def width(plan: wire.BackwardDef) -> int:
-    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads)
+    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads) + plan.crossings
 
 
 def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: bool = False) -> list[int]:
@@ -31,16 +31,27 @@ def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: 
     return code[start + 1 + added_to : start + 3 * len(plan.grads) : 3]
 
 
-def _run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
+def crossing_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
+    """The crossings whose gradient the pass reaches."""
+    end = i + width(plan)
+    return code[end - plan.crossings : end]
+
+
+def _run(
+    engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
+) -> list[int]:
+    """The crossings whose gradient was reached."""
     refuse_failed(*roots, *gradients, *inputs)
     engine.touched.clear()
-    torch.autograd.backward(
-        roots,
-        gradients if any(g is not None for g in gradients) else None,
-        retain_graph=keep,
-        create_graph=create,
-        inputs=inputs or None,
-    )
+    with engine.moves.reached() as crossings:
+        torch.autograd.backward(
+            roots,
+            gradients if any(g is not None for g in gradients) else None,
+            retain_graph=keep,
+            create_graph=create,
+            inputs=inputs or None,
+        )
+    return sorted(crossings)
 
 
 def _touched(engine: Engine) -> set[int]:
@@ -83,9 +94,9 @@ def learn(
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
     engine.had.append(had)
-    error = None
+    error, crossings = None, []
     try:
-        _run(
+        crossings = _run(
             engine,
             roots,
             _values(engine, order.gradients),
@@ -104,7 +115,7 @@ def learn(
     engine.had.pop()
     for ref in [r for r in engine.retained if r not in engine.cells]:
         del engine.retained[ref]
-    return wire.BackwardLearned(order.ident, touched, outs, grads), error
+    return wire.BackwardLearned(order.ident, touched, outs, grads, crossings), error
 
 
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
@@ -115,10 +126,13 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     start = c + plan.inputs
     end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
-    _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
+    inputs = [cells[r] for r in code[c:start]]
+    crossings = _run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
     touched = _touched(engine)
-    if set(leaves) != touched:
+    after = end + plan.crossings
+    if set(leaves) != touched or code[end:after] != crossings:
+        engine.moves.forget(crossings)
         raise PredictionError(
             f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "
             "what was learned is dropped, so running the cell again is right",
@@ -131,4 +145,4 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
         if ref:
             cells[ref] = gradient
     engine.touched.clear()
-    return end
+    return after
