@@ -450,3 +450,27 @@ def test_a_move_that_does_not_fit_says_why(grid: Any) -> None:
 def test_another_meshs_processes_are_not_reached(grid: Any, mesh: Any) -> None:
     with pytest.raises(TypeError, match="WRONG_MESH.*replicate"):
         numbered(grid.slice(host=0)).to_mesh(mesh)
+
+
+def test_hooks_and_functions_of_the_kernel_on_the_way_back_over_meshes(grid: Any) -> None:
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * 3
+
+    first, second = grid.slice(host=0), grid.slice(host=1)
+    seen = []
+    with first.activate():
+        w = torch.ones(2).requires_grad_()
+        y = Tripled.apply(w * 2)
+    moved = y.to_mesh(second)
+    moved.register_hook(lambda g: seen.append(g.mesh) or g * 5)
+    out = Tripled.apply(moved)
+    for k in (1, 2):
+        out.sum().backward(retain_graph=True)
+        assert ml.inspect(w.grad, gpu=1).tolist() == [90 * k, 90 * k]
+    assert seen == [second, second]
