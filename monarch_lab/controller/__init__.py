@@ -14,6 +14,10 @@ prompts.py    debuggers that wait        flusher.py    sends what has waited
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
+hooks.py      gradient hooks             functions.py  autograd.Function
+gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
+loading.py    load_state_dict of local values
+callbacks.py  the workers call the kernel   called.py  one such call
 crossings.py  values to another mesh   return_path.py  and their gradients back
 reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
@@ -47,6 +51,8 @@ _NAMES = {
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",
+    "grad_function": "gradients",
+    "grad_generator": "gradients",
     "inspect": "moves",
     "no_mesh": "mesh",
     "opaque_method": "opaque",
@@ -54,6 +60,7 @@ _NAMES = {
     "reduce": "moves",
     "reduce_": "moves",
     "remote": "remote_functions",
+    "remote_autograd_function": "gradients",
     "slice_mesh": "crossings",
     "to_mesh": "crossings",
 }

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
+from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
@@ -105,6 +106,7 @@ class Client:
         self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self.callbacks = Callbacks(self)
         self._waiters: list[Pending] = []
         self._stopped_batch = -1
         asked = settings.controller.operations_per_progress_request
@@ -445,11 +447,18 @@ class Client:
                 interrupts.raise_lost()
                 if self._prompts:
                     self._prompts.serve(self.front or get_default_front())
+                if pending.calls:
+                    self.callbacks.serve(pending)
         except KeyboardInterrupt:
+            self.callbacks.refuse([*self._pending.values(), pending])
             self.stop_cell()
             raise
         finally:
             self._waiters.remove(pending)
+        if pending.calls:  # of ranks whose answer no longer counts, for another one is gone
+            self.callbacks.refuse([pending])
+        if pending.error is not None:
+            raise pending.error
         if self.state == "closed" and pending.waiting:
             self.check_alive()
 
@@ -575,6 +584,10 @@ class Client:
                 self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
+            case wire.Called():
+                self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Released():
+                self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
                 if message.text.strip():
                     front = self.front or get_default_front()

@@ -132,6 +132,8 @@ def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
 
             check_stays("torch.autograd.grad", call.mesh, call.tensors)
         call.key += (tuple(t._sig for t in call.tensors),)
+        if call.mesh.client.callbacks:  # it may come to one, and is waited for
+            return _learn(call)
     entry = call.mesh.client.cache.entries.get(call.key) if call.hashable else None
     if entry is None:
         return _learn(call)

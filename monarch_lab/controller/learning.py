@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from monarch_lab.controller import failures, lending
+from monarch_lab.controller.autograd import folded
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
 from monarch_lab.controller.dispatch import build, finish, make_handle, replay
@@ -93,6 +94,7 @@ def learn(call: Call) -> Any:
     with client.lock:
         client.define_ambient(call.ambient, ambient_values(call.ambient))
         pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
+        pending.mesh, pending.equal = call.mesh, 0 if getattr(call.func, "opaque", False) else _folded(call)
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -103,6 +105,13 @@ def learn(call: Call) -> Any:
             _no_longer_equal(call, range(len(call.tensors)))
         raise
     return _conclude(call, template, pending)
+
+
+def _folded(call: Call) -> int:
+    mask = call.mesh.all_equal
+    for t in call.tensors:
+        mask &= (t._store or t._ref).equal
+    return folded(mask)
 
 
 def _no_longer_equal(call: Call, indices: Iterable[int]) -> None:
@@ -122,6 +131,10 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
     if first.grads:
         take_gradients(call.mesh, first)
+    if pending.was_called:
+        for t in tree_leaves(handled):
+            if getattr(t, "is_mesh_tensor", False) and not any(t is given for given in call.tensors):
+                (t._store or t._ref).equal &= pending.equal
     if first.dynamic or not call.hashable or call.key in client.cache.never:
         client.cache.asked += 1
     else:

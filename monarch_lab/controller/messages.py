@@ -11,6 +11,11 @@ from monarch_lab.tensors.naming import shown
 
 
 def local_value(func: Any, value: Any) -> UsageError:
+    if torch.nn.parameter.is_lazy(value):
+        return UsageValueError(
+            f"{shown(func)} was given a parameter or buffer of a lazy module, which has no shape yet: run the module "
+            "once on a batch first"
+        )
     what = f"a local tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a numpy array"
     return UsageTypeError(
         f"LOCAL_TENSOR: {shown(func)} was given {what} beside a mesh tensor: put it on the mesh first, with "

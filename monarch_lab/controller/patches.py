@@ -17,7 +17,7 @@ import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import devices, interrupts, mode
+from monarch_lab.controller import devices, functions, interrupts, lazy, loading, mode
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.tensors import switches
@@ -33,7 +33,10 @@ def install() -> None:
     _patch_manual_seed()
     _patch_autograd_function()
     _patch_data_loader()
+    _patch_loading()
     _patch_parameter()
+    lazy.install()
+    loading.install()
     _patch_rng_state()
     _patch_threads()
     _patch_saved_tensors_hooks()
@@ -63,17 +66,29 @@ def _patch_manual_seed() -> None:
 
 
 def _patch_autograd_function() -> None:
-    """``autograd.Function.apply`` with a mesh tensor would run here, on no data: refused (rule 12)."""
+    """``autograd.Function.apply`` with a mesh tensor would build its node here, over no data (rule 12)."""
     original = torch.autograd.Function.apply.__func__
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         for a in (*args, *kwargs.values()):
             if getattr(a, "is_mesh_tensor", False):
-                raise needs_remote(f"autograd.Function {cls.__name__}")
+                return functions.apply(cls, args, kwargs)
         return original(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)
+    made_by = torch.autograd.function._functions  # noqa: SLF001  once_differentiable looks there
+    made_locally = made_by.DelayedError
+
+    def delayed_error(message: bytes, count: int) -> Any:
+        def call(*tensors: Any) -> Any:
+            if any(getattr(t, "is_mesh_tensor", False) for t in tensors):
+                return functions.delayed_error(message, tensors)
+            return made_locally(message, count)(*tensors)
+
+        return call
+
+    made_by.DelayedError = delayed_error
 
 
 def _local(function: Any) -> Any:
@@ -100,6 +115,12 @@ def _patch_data_loader() -> None:
         (torch.utils.data.dataset, "random_split"),
     ):
         setattr(owner, name, _local(getattr(owner, name)))
+
+
+def _patch_loading() -> None:
+    """What torch.load and pickle read is local: they fill a tensor of torch.empty with a storage of this process."""
+    torch.load = torch.serialization.load = _local(torch.load)
+    torch._utils._rebuild_tensor = _local(torch._utils._rebuild_tensor)  # noqa: SLF001  pickles name its callers
 
 
 def _patch_parameter() -> None:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch_lab.controller import answers, autograd, constants, dispatch, scanning
+from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, scanning
 from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
@@ -38,6 +38,7 @@ class MeshTensor(torch.Tensor):
     _store: Ref | None = None  # the Ref that stands for its storage, where that is another's
     _sig = 0  # signature of the gradient graph; 0: none
     _grad: MeshTensor | None = None
+    _hooks: dict[int, Any] | None = None  # of a leaf (hooks.py)
     _crossings: tuple[Any, ...] = ()  # where its graph goes on on other meshes, oldest first (crossings.py)
 
     @staticmethod
@@ -175,7 +176,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:
-        return answers.grad_fn(self)
+        return hooks.grad_fn(self)
 
     @property
     def retains_grad(self) -> bool:

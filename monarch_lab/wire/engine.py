@@ -209,7 +209,10 @@ class Learn(Message, frozen=True):
 
 
 class LearnBackward(Message, frozen=True):
-    """Run a backward pass and say which leaves got a gradient. Answered by BackwardLearned or LearnFailed."""
+    """Run a backward pass and say which leaves got a gradient. Answered by BackwardLearned or LearnFailed.
+
+    New gradients are kept under refs counted down from ``first_out``.
+    """
 
     ident: int
     cell: int
@@ -270,6 +273,31 @@ class Retain(Message, frozen=True):
     """``retain_grad()`` on a value, so that a backward pass reports its gradient too."""
 
     ref: int
+
+
+class Hook(Message, frozen=True):
+    """Call the kernel's ``handler`` from the gradient graph of a value; see worker/callbacks.py for the kinds."""
+
+    ref: int
+    handler: int
+    kind: str
+
+
+class Unhook(Message, frozen=True):
+    handler: int
+
+
+class Resume(Message, frozen=True):
+    """The answer to Called: refs of what the kernel's function gave (0: None), or ``is_none`` for None itself.
+
+    ``error``: it raised, and the kernel keeps the exception; the call that asked fails.
+    """
+
+    ident: int
+    serial: int
+    refs: list[int]
+    is_none: bool = False
+    error: str = ""
 
 
 class Seed(Message, frozen=True):
@@ -334,6 +362,9 @@ Order = (
     | CallAndFetch
     | Poison
     | Retain
+    | Hook
+    | Unhook
+    | Resume
     | Seed
     | Vary
     | Rejoin
@@ -410,22 +441,51 @@ class Learned(Message, frozen=True):
 
 
 class BackwardLearned(Message, frozen=True):
-    """``touched``: ref of each leaf that got a gradient; ``fresh[i]``: it is a new tensor, kept under first_out - i."""
+    """``touched``: ref of each leaf that got a gradient; ``outs[i]``: where it is a new tensor, its ref, else 0."""
 
     ident: int
     touched: list[int]
-    fresh: list[bool]
+    outs: list[int]
     grads: list[TensorMeta]
     crossings: list[int] = []  # those whose gradient it reached
 
 
 class LearnFailed(Message, frozen=True):
-    """``dependent``: an input had failed before. ``written``: inputs that were written before it failed."""
+    """``dependent``: an input had failed before. ``written``: inputs that were written before it failed.
+    ``partial``: which leaves a backward pass had reached by then."""
 
     ident: int
     failure: Failure
     dependent: bool = False
     written: list[int] = []
+    partial: BackwardLearned | None = None
+
+
+class Called(Message, frozen=True):
+    """A gradient graph has come to a function of the kernel. Answered by Resume; orders are obeyed meanwhile.
+
+    Sent while question ``ident`` runs. ``refs``: the arguments (0: None), of which ``split`` are of the first kind;
+    ``leaves[i]``: the older ref of argument i where it is a leaf, else 0. ``touched``, ``outs``, ``grads``: the leaves
+    that got a gradient since the last report; outs as in BackwardDef. ``grad``: grad mode there.
+    """
+
+    ident: int
+    serial: int
+    handler: int
+    split: int
+    refs: list[int]
+    leaves: list[int]
+    metas: list[TensorMeta | None]
+    grad: bool
+    touched: list[int]
+    outs: list[int]
+    grads: list[TensorMeta]
+
+
+class Released(Message, frozen=True):
+    """Nothing here can call these handlers any more."""
+
+    handlers: list[int]
 
 
 class Fetched(Message, frozen=True):
@@ -482,6 +542,8 @@ Report = (
     | Learned
     | BackwardLearned
     | LearnFailed
+    | Called
+    | Released
     | Fetched
     | FetchFailed
     | Output

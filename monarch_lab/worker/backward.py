@@ -6,6 +6,8 @@ not what the graph suggests. The first pass over a graph of one kind reports; la
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,32 +65,57 @@ def _values(engine: Engine, refs: list[int]) -> list[Any]:
     return [engine.cells[ref] if ref else None for ref in refs]
 
 
-def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.BackwardLearned:
+def tell(engine: Engine, next_ref: Callable[[], int]) -> tuple[list[int], list[int], list[wire.TensorMeta]]:
+    """The leaves that got a gradient since the last report, the refs of those that are new, and their metadata."""
+    touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
+    engine.touched.clear()
+    known = engine.had[-1] if engine.had else {}
+    retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not known.get(r)]
+    touched += sorted(r for r in retained if r not in touched)
+    outs, grads = [], []
+    for ref in touched:
+        gradient = engine.cells[ref].grad
+        outs.append(0)
+        if gradient is not known.get(ref):
+            outs[-1] = next_ref()
+            engine.cells[outs[-1]] = gradient
+        grads.append(describe(gradient))
+        for had in engine.had:
+            had[ref] = gradient
+    return touched, outs, grads
+
+
+def learn(
+    engine: Engine, order: wire.LearnBackward, roots: list[Any]
+) -> tuple[wire.BackwardLearned, BaseException | None]:
+    """What the pass did; with the exception that ended it, up to there."""
     had = {}
     for ref, tensor in list(engine.cells.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
-    crossings = _run(
-        engine,
-        roots,
-        _values(engine, order.gradients),
-        _values(engine, order.inputs),
-        order.keep_graph,
-        order.create_graph,
-    )
-    touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
-    retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not had.get(r)]
-    touched += sorted(r for r in retained if r not in touched)
-    fresh, grads = [], []
-    for k, ref in enumerate(touched):
-        gradient = engine.cells[ref].grad
-        fresh.append(gradient is not had.get(ref))
-        grads.append(describe(gradient))
-        if fresh[-1]:
-            engine.cells[order.first_out - k] = gradient
+    engine.had.append(had)
+    error, crossings = None, []
+    try:
+        crossings = _run(
+            engine,
+            roots,
+            _values(engine, order.gradients),
+            _values(engine, order.inputs),
+            order.keep_graph,
+            order.create_graph,
+        )
+    except BaseException as e:
+        error = e
+    numbers = itertools.count()
+
+    def next_ref() -> int:
+        return order.first_out - next(numbers)
+
+    touched, outs, grads = tell(engine, next_ref)
+    engine.had.pop()
     for ref in [r for r in engine.retained if r not in engine.cells]:
         del engine.retained[ref]
-    return wire.BackwardLearned(order.ident, touched, fresh, grads, crossings)
+    return wire.BackwardLearned(order.ident, touched, outs, grads, crossings), error
 
 
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
@@ -117,4 +144,5 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
         ref = code[start + 3 * k + 1]
         if ref:
             cells[ref] = gradient
+    engine.touched.clear()
     return after

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_lab.errors import DeviceException, ProtocolError
 from monarch_lab.tensors import ambient, payload
@@ -20,6 +21,7 @@ from monarch_lab.transport.segments import SegmentPool, SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
 from monarch_lab.worker import backward, calls, learning, meeting
+from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
@@ -57,6 +59,8 @@ class Engine:
         self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
         self.retained: dict[int, Any] = {}
         self._segments = SegmentPool()
+        self.had: list[dict[int, Any]] = []  # the gradients the kernel knows, of each backward pass that runs
+        self.callbacks = Callbacks(self, report)
         self._table: list[calls.OpFunction] = [self._unknown] * FIRST_ENTRY
         self._table[Op.DELETE] = self._delete
         self._table[Op.AMBIENT] = self._set_ambient
@@ -255,6 +259,8 @@ class Engine:
         target, gradient = cells[code[i + 1]], cells[code[i + 2]] if code[i + 2] else None
         calls.refuse_failed(target, gradient)
         target.grad = gradient
+        for had in self.had:
+            had[code[i + 1]] = gradient
         return i + 3
 
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
@@ -283,6 +289,22 @@ class Engine:
         """This process is not the first of its rank: what was made before it came is not here."""
         self.cells = Cells(lost, self.rank)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Obey other orders in the middle of one: they run as themselves, not as part of what is being watched, and
+        what they set is put back."""
+        thread, random = ambient.capture(), self.randomness.scope
+        kept = self.cell, self._batch, self._scope, self._ambient, self.interruptible, self.in_user_code
+        self.interruptible = self.in_user_code = False
+        self._ambient = 0
+        try:
+            with _disable_current_modes(), self.moves.apart():
+                yield
+        finally:
+            self._applied.apply(thread)
+            self.randomness.use(random)
+            self.cell, self._batch, self._scope, self._ambient, self.interruptible, self.in_user_code = kept
+
     # --- calls that answer
 
     def learn(self, order: wire.Learn) -> None:
@@ -303,10 +325,13 @@ class Engine:
             versions = [learning.version(t) for t in inputs]
             invoke = self._guarded(template.invoke, order.ident) if template.opaque else template.invoke
             self.interruptible = True
-            answer, tensors, values = learning.learn(
-                order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
-            )
+            with self.callbacks.question(order.ident) as question:
+                answer, tensors, values = learning.learn(
+                    order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
+                )
             self.interruptible = False
+            if question.serial:
+                answer = msgspec.structs.replace(answer, dynamic=True)
             frames = [payload.pack(v, tensors=False)[0] for v in values]
             answer = self._with_gradients(answer, order.first_out)
         except BaseException as e:
@@ -353,6 +378,7 @@ class Engine:
             gradient = self.cells[ref].grad
             self.cells[first_out - len(answer.outputs) - k] = gradient
             grads.append((ref, describe(gradient)))
+        self.touched.clear()
         return msgspec.structs.replace(answer, grads=grads, dynamic=True)
 
     def _learn_with_zeros(self, order: wire.Learn, template: calls.Template) -> None:
@@ -373,15 +399,18 @@ class Engine:
         try:
             roots = self._begin(order.ident, order.cell, order.scope, order.ambient, order.roots)
             self.interruptible = True
-            answer = backward.learn(self, order, roots)
+            with self.callbacks.question(order.ident):
+                answer, error = backward.learn(self, order, roots)
             self.interruptible = False
         except BaseException as e:
-            self.interruptible = False
-            dependent = isinstance(e, DependentOnError)
-            failure = e.failure if isinstance(e, DependentOnError) else describe_error(e)
-            self._report(wire.LearnFailed(order.ident, failure, dependent=dependent))
+            answer, error = None, e
+        self.interruptible = False
+        if error is None:
+            self._report(answer)
             return
-        self._report(answer)
+        dependent = isinstance(error, DependentOnError)
+        failure = error.failure if isinstance(error, DependentOnError) else describe_error(error)
+        self._report(wire.LearnFailed(order.ident, failure, dependent=dependent, partial=answer))
 
     def place(self, order: wire.Place, frames: Frames) -> None:
         try:

@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import devices, failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, randomness
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -43,6 +43,10 @@ class Worker:
         self._debugger = Debugger(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
+        self.engine.callbacks.serve = self._serve
+        callbacks.install(self.engine.callbacks)
+        self._resumed: dict[tuple[int, int], wire.Resume] = {}
+        self._exiting = False
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
         # A stream's engine brings the meshes that it was told of.
         self._streams_beside = Streams(
@@ -53,6 +57,8 @@ class Worker:
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed)):
             self._flush()  # what was printed arrives before the answer that ends the cell
+            if released := self.engine.callbacks.take_released():
+                self._link.send(encode(wire.Released(released)))
         self._link.send(encode(message), frames)
 
     def _output(self, stream: str, text: str) -> None:
@@ -96,22 +102,35 @@ class Worker:
                 self._debugger.reply(reply)
 
     def run(self) -> None:
-        while True:
-            order, frames = self._next()
-            try:
-                if isinstance(order, Exception):
-                    raise order
-                if isinstance(order, wire.Exit):
-                    return
-                if isinstance(order, wire.OnStream):  # the first: from now on a thread reads for all of them
-                    self._streams_beside.start((order, frames))
-                    self._next = self._streams_beside.next
-                    continue
+        while not self._exiting:
+            self._step()
+
+    def _step(self) -> None:
+        order, frames = self._next()
+        try:
+            if isinstance(order, Exception):
+                raise order
+            if isinstance(order, wire.Exit):
+                self._exiting = True
+            elif isinstance(order, wire.OnStream):  # the first: from now on a thread reads for all of them
+                self._streams_beside.start((order, frames))
+                self._next = self._streams_beside.next
+            else:
                 self._obey(self.engine, order, frames)
-            except KeyboardInterrupt:
-                continue  # came too late for the op it was meant for
-            except BaseException:
-                self.report(wire.Crashed(traceback.format_exc()))
+        except KeyboardInterrupt:
+            pass  # came too late for the op it was meant for
+        except BaseException:
+            self.report(wire.Crashed(traceback.format_exc()))
+
+    def _serve(self, ident: int, serial: int) -> wire.Resume:
+        """Obey orders until the kernel has answered a call of ours. On a GPU, autograd calls this on a thread of its
+        own while the main thread waits for it."""
+        self._flush()
+        while (ident, serial) not in self._resumed:
+            self._step()
+            if self._exiting:
+                raise SystemExit
+        return self._resumed.pop((ident, serial))
 
     def _read(self) -> tuple[Any, list[Any]]:
         header, *frames = self._link.receive()
@@ -145,6 +164,13 @@ class Worker:
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)
             case wire.Retain():
                 engine.retain(order.ref)
+            case wire.Hook():
+                engine.callbacks.hook(order)
+            case wire.Unhook():
+                engine.callbacks.unhook(order.handler)
+            case wire.Resume():
+                if engine.callbacks.is_asked(order.ident, order.serial):
+                    self._resumed[order.ident, order.serial] = order
             case wire.Seed():
                 self._randomness.seed(order.seed, order.scope)
             case wire.Vary():

@@ -139,14 +139,23 @@ class Moves:
     def reached(self) -> Iterator[dict[int, torch.Tensor]]:
         """Around a backward pass: the crossings that it reached, with their gradients. They count once it succeeds."""
         found: dict[int, torch.Tensor] = {}
-        self._reaching = found
+        outer, self._reaching = self._reaching, found
         try:
             yield found
         finally:
-            self._reaching = None
+            self._reaching = outer
         for crossing, gradient in found.items():
             before = self._arrived.get(crossing)
             self._arrived[crossing] = gradient if before is None else before + gradient
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """In the middle of a backward pass, around what is no part of it."""
+        outer, self._reaching = self._reaching, None
+        try:
+            yield
+        finally:
+            self._reaching = outer
 
     def reach(self, crossing: int, gradient: torch.Tensor) -> None:
         if self._reaching is None:

@@ -62,6 +62,11 @@ class Randomness:
         self._scope = WHOLE
         torch.manual_seed(seed)
 
+    @property
+    def scope(self) -> int:
+        """Whose stream is in use."""
+        return self._scope
+
     def use(self, scope: int) -> None:
         """Draw from the stream of ``scope`` from now on."""
         if scope == self._scope:

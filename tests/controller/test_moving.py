@@ -516,3 +516,27 @@ def test_a_rank_that_dies_before_it_has_sent_leaves_nobody_waiting(grid: Any) ->
     assert rank_values(y.grad) == [2, 3]
     with pytest.raises(ml.DeviceException, match="LOST"):
         x.to_mesh(second)
+
+
+def test_hooks_and_functions_of_the_kernel_on_the_way_back_over_meshes(grid: Any) -> None:
+    class Tripled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad * 3
+
+    first, second = grid.slice(host=0), grid.slice(host=1)
+    seen = []
+    with first.activate():
+        w = torch.ones(2).requires_grad_()
+        y = Tripled.apply(w * 2)
+    moved = y.to_mesh(second)
+    moved.register_hook(lambda g: seen.append(g.mesh) or g * 5)
+    out = Tripled.apply(moved)
+    for k in (1, 2):
+        out.sum().backward(retain_graph=True)
+        assert ml.inspect(w.grad, gpu=1).tolist() == [90 * k, 90 * k]
+    assert seen == [second, second]
