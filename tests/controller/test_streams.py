@@ -213,6 +213,17 @@ def test_a_dropped_tensor_says_where(cell: Any) -> None:
             use()
 
 
+def test_printing_what_cannot_be_used_says_why(cell: Any, side: ml.Stream) -> None:
+    with cell.slice(gpu=0).activate():
+        x, y = torch.ones(2) + 1, torch.ones(2) + 2
+        x.drop()
+        view, loan = side.borrow(y, mutable=True)
+        assert "no value: DROPPED" in repr(x) and "no value: BORROWED" in y._repr_mimebundle_()["text/html"]
+        assert "tensor([3., 3.])" in repr(view)
+        loan.drop()
+    assert "tensor([3., 3.])" in repr(y)
+
+
 def test_random_numbers_are_not_drawn_on_another_stream(cell: Any, side: ml.Stream) -> None:
     with side.activate():
         for draw in (
