@@ -56,6 +56,8 @@ _HOMES = {
         "reduce",
         "reduce_",
         "remote",
+        "slice_mesh",
+        "to_mesh",
     ),
     "monarch_lab.tensors.opaque": ("OpaqueRef",),  # not by way of the controller: users' functions make it on workers
     "monarch_lab.errors": (

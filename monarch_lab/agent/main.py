@@ -314,6 +314,7 @@ class Agent:
             local_world_size=order.local_world_size,
             host=order.host,
             device=mesh.device,
+            gpus=mesh.gpus,
             key=spec.key,
             agent_pid=os.getpid(),
             kernel_pid=spec.kernel_pid,

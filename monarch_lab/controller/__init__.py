@@ -19,6 +19,8 @@ process_groups.py  groups as arguments of user functions   opaque.py   far objec
 pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
 showing.py    pictures and tables      streams.py     streams and loans between them
 lending.py    what may not be used or written
+crossings.py  values to another mesh   return_path.py  and their gradients back
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ _NAMES = {
     "reduce": "moves",
     "reduce_": "moves",
     "remote": "remote_functions",
+    "slice_mesh": "crossings",
+    "to_mesh": "crossings",
 }
 
 __all__ = list(_NAMES)

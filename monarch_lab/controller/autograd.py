@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monarch_lab.controller import dispatch, locations
+from monarch_lab.controller import dispatch, locations, return_path
 from monarch_lab.controller.cache import Plan
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
@@ -91,8 +91,26 @@ def backward(
         _sent(t)
     create_graph = bool(create_graph)
     keep_graph = create_graph if retain_graph is None else bool(retain_graph)
+    if dispatch.crossings and any(t._crossings for t in roots):
+        return_path.backward(_pass, mesh, roots, gradients, wanted, keep_graph, create_graph)
+    else:
+        _pass(mesh, roots, gradients, wanted, keep_graph, create_graph, mesh.all_equal)
+
+
+def _pass(
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    limit: int,
+) -> tuple[list[return_path.Crossing], int]:
+    """On one mesh. The crossings it reached; dims along which its gradients are equal, those of ``limit`` at most."""
     client = mesh.client
     ambient = ambient_number()
+    crossings = return_path.crossings_of(roots) if dispatch.crossings else []
+    equal = _equal(roots, mesh) & limit
     had = tuple(sorted(ref for ref, leaf in client.leaves.items() if leaf._grad is not None))
     key = (
         tuple(t._sig for t in roots),
@@ -102,13 +120,17 @@ def backward(
         create_graph,
         ambient,
         had,
+        len(crossings),
     )
     retained = len(client.retained) > 0
     plan = None if retained else client.cache.plans.get(key)
     if plan is not None and all(ref in client.leaves for ref in plan.leaves):  # none has died since
-        _replay(plan, mesh, roots, gradients, wanted, ambient)
-    else:
-        _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)
+        reached = [c for c, is_reached in zip(crossings, plan.reached, strict=True) if is_reached]
+        _replay(plan, mesh, roots, gradients, wanted, ambient, [c.number for c in reached], equal)
+        return reached, equal
+    kept = None if retained else key
+    numbers = _learn(kept, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient, crossings, equal)
+    return return_path.by_number(crossings, numbers), equal
 
 
 def _equal(roots: Sequence[Any], mesh: Any) -> int:
@@ -121,7 +143,14 @@ def _equal(roots: Sequence[Any], mesh: Any) -> int:
 
 
 def _replay(
-    plan: Plan, mesh: Any, roots: Sequence[Any], gradients: Sequence[Any], wanted: Sequence[Any], ambient: int
+    plan: Plan,
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    ambient: int,
+    crossings: Sequence[int],
+    equal: int,
 ) -> None:
     client = mesh.client
     with client.lock, HeldInterrupt():
@@ -139,9 +168,10 @@ def _replay(
             outs.append(next(client.refs) if fresh else 0)
             had = None if fresh else client.leaves[leaf]._grad
             code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
+        code.extend(crossings)
         client.where.append(locations.here(3))
         client.code.extend(code)
-        _store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+        _store(client, mesh, plan.leaves, outs, plan.grads, equal)
     client.flush_if_full()
 
 
@@ -154,7 +184,9 @@ def _learn(
     keep_graph: bool,
     create_graph: bool,
     ambient: int,
-) -> None:
+    crossings: Sequence[return_path.Crossing],
+    equal: int,
+) -> list[int]:
     from monarch_lab.controller.learning import raise_learn_failure
 
     client = mesh.client
@@ -175,7 +207,7 @@ def _learn(
         )
 
     with client.lock:
-        client.define_ambient(ambient, ambient_values(ambient))
+        client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, mesh.ranks_key, stream=mesh.stream_number)
     try:
         client.wait(pending)
@@ -189,19 +221,23 @@ def _learn(
     client.check_alive(mesh.ranks_key)
     answers = {r: m for r, (m, _) in pending.replies.items()}
     first = answers[min(answers)]
-    if any((m.touched, m.fresh) != (first.touched, first.fresh) for m in answers.values()):
+    told = (first.touched, first.fresh, first.crossings)
+    if any((m.touched, m.fresh, m.crossings) != told for m in answers.values()):
         _take_back(client, mesh, list(answers.values()))
         texts = "; ".join(f"rank {r}: {len(m.touched)}" for r, m in sorted(answers.items()))
         raise UsageTypeError(
             f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
         )
     outs = [-(first.ident << _OUT_BITS) - k if fresh else 0 for k, fresh in enumerate(first.fresh)]
-    _store(client, mesh, first.touched, outs, first.grads, _equal(roots, mesh))
+    _store(client, mesh, first.touched, outs, first.grads, equal)
     if key is not None:
-        plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads)
+        reached = [c.number in first.crossings for c in crossings]
+        plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads, reached)
+        counts = (len(roots), len(wanted), keep_graph, create_graph)
         with client.lock:
-            client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
+            client.define(wire.BackwardDef(plan.number, *counts, first.grads, len(first.crossings)))
         client.cache.keep_plan(key, plan)
+    return first.crossings
 
 
 def _put_back(client: Any, mesh: Any) -> None:

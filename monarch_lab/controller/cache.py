@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_lab.tensors.meta import Meta
@@ -41,6 +41,7 @@ class Plan:
     leaves: list[int]
     fresh: list[bool]
     grads: list[TensorMeta]
+    reached: list[bool] = field(default_factory=list)  # of the crossings in its graph, oldest first
 
 
 class Cache:
@@ -48,6 +49,7 @@ class Cache:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         self.templates: dict[tuple[Any, ...], int] = {}
         self.plans: dict[tuple[Any, ...], Plan] = {}
+        self.moves: dict[tuple[Any, ...], Any] = {}  # see crossings.py
         self.never: set[tuple[Any, ...]] = set()  # kinds whose result was another than the first time
         self.misses = 0  # calls that waited to learn
         self.asked = 0  # calls that wait every time: data dependent

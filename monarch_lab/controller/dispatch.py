@@ -33,6 +33,9 @@ handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as a
 all_classes: frozenset[type] = frozenset()  # these and constants
 special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
 graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
+crossings: set[int] = (
+    set()
+)  # of graphs that go on on another mesh (crossings.py): while there is one, handles carry theirs
 
 
 def make_handle(meta: Meta, ref: Ref) -> Any:
@@ -124,6 +127,10 @@ def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
         if t._ref.mesh is not call.mesh:
             _wrong_mesh(func, call.tensors)
     if func in graph_functions:
+        if crossings:
+            from monarch_lab.controller.return_path import check_stays
+
+            check_stays("torch.autograd.grad", call.mesh, call.tensors)
         call.key += (tuple(t._sig for t in call.tensors),)
     entry = call.mesh.client.cache.entries.get(call.key) if call.hashable else None
     if entry is None:
@@ -258,7 +265,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
 def start_ambient(client: Any, ambient: int) -> None:
     if not client.code:
         client.dirty()
-    client.define_ambient(ambient, ambient_values(ambient))
+    client.define_ambient(ambient, ambient_values(ambient), client.stream)
     client.code += (Op.AMBIENT, ambient)  # whole, whenever a Ctrl-C comes
     client.ambient = ambient
 
@@ -282,6 +289,15 @@ def sign(handle: Any, number: int, index: int, tensors: list[Any]) -> None:
         handle._ref.mesh.client.leaves[handle._ref.id] = handle
     else:
         handle._sig = hash((number, index, *[t._sig for t in tensors]))
+        if crossings:
+            carry(handle, tensors)
+
+
+def carry(handle: Any, tensors: list[Any]) -> None:
+    """A handle's graph goes on on other meshes where that of its inputs did."""
+    found = {c.number: c for t in (handle, *tensors) for c in t._crossings}
+    if found:
+        handle._crossings = tuple(found[number] for number in sorted(found))
 
 
 def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
@@ -343,8 +359,12 @@ def _resign(entry: Entry, tensors: list[Any], before: list[int]) -> None:
         if not (target._meta.requires_grad or target._sig):
             continue
         target._sig = hash((entry.number, k, *before)) if target._meta.requires_grad else 0
-        for other in (target._store or target._ref).others(target):
+        others = (target._store or target._ref).others(target)
+        for other in others:
             other._sig = hash((other._sig, target._sig))
+        if crossings:
+            for handle in (target, *others):
+                carry(handle, tensors)
 
 
 def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> Any:

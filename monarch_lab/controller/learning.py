@@ -91,7 +91,7 @@ def learn(call: Call) -> Any:
         )
 
     with client.lock:
-        client.define_ambient(call.ambient, ambient_values(call.ambient))
+        client.define_ambient(call.ambient, ambient_values(call.ambient), call.mesh.stream_number)
         pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
     try:
         client.wait(pending)

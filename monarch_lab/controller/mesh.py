@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,10 @@ from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import mode, placing
+from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh, active_stream
+from monarch_lab.controller.streams import StreamActivation, stream_named
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.ranks import parse_ranks
@@ -39,6 +42,10 @@ class Activation:
 
     def __exit__(self, *exc: object) -> None:
         self.deactivate()
+
+    @property
+    def is_active(self) -> bool:
+        return self._active
 
     def deactivate(self) -> None:
         if not self._active:
@@ -97,6 +104,7 @@ class DeviceMesh:
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
         self._number = 0
+        self._activations: list[Activation] = []
 
     # --- identity
 
@@ -175,6 +183,11 @@ class DeviceMesh:
             del names[axis]
         return self._other(part, names)
 
+    def __call__(self, **dims: Any) -> DeviceMesh:
+        """Deprecated: ``slice``."""
+        warnings.warn("mesh(...) is deprecated: use mesh.slice(...)", DeprecationWarning, stacklevel=2)
+        return self.slice(**dims)
+
     def rename(self, **dims: str) -> DeviceMesh:
         """The same processes under other names: ``mesh.rename(host="dp")``."""
         for name in dims:
@@ -234,6 +247,10 @@ class DeviceMesh:
         """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
         with no_mesh.activate():
             return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
+
+    def to_table(self) -> str:
+        """Its processes as text, rows by all dims but the last: ``host.gpu[rank]`` of each."""
+        return table(self.slice_, self.sizes, self.client.label)
 
     # --- tensors on it
 
@@ -310,11 +327,15 @@ class DeviceMesh:
         self.client.scope_ranks[number] = self.ranks_key
         return number
 
+    def next_number(self) -> int:
+        """One that no mesh of its processes has."""
+        return self._owner.next_number()
+
     def defined(self) -> int:
         """The number under which the workers know this mesh."""
         if not self._number:
             with self.client.lock:
-                number = self._owner.next_number()
+                number = self.next_number()
                 self.client.define(
                     wire.MeshDef(number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
                 )
@@ -326,7 +347,21 @@ class DeviceMesh:
     def activate(self) -> Activation:
         """Factory calls of this context make tensors on it. In force when called; a ``with`` ends it."""
         self.check_alive()
-        return Activation(self)
+        self._activations = [a for a in self._activations if a.is_active]
+        self._activations.append(Activation(self))
+        return self._activations[-1]
+
+    def deactivate(self) -> None:
+        """End the last activation of this mesh that is in force. ValueError where there is none."""
+        while self._activations:
+            last = self._activations.pop()
+            if last.is_active:
+                return last.deactivate()
+        raise UsageValueError(f"{self} is not active, so it cannot be deactivated")
+
+    def activate_stream(self, name: str) -> StreamActivation:
+        """For ``%%mesh --stream NAME``: the last stream made with that name is active, or a new one."""
+        return stream_named(name).activate()
 
     def check_alive(self, ranks: Iterable[int] | None = None) -> None:
         """Raises ClosedError or DeviceException where ops on its processes (or ``ranks`` of them) cannot run."""

@@ -25,9 +25,11 @@ def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
     other = next(t._ref.mesh for t in tensors if t._ref.mesh is not mesh)
     if other.stream is not mesh.stream and other.on(mesh.stream) is mesh:
         return wrong_stream(func, other.stream, mesh.stream)
+    how = "fetch one of them (ml.inspect) and mesh.replicate it on the other"
+    if other.client is mesh.client:
+        how = "move one of them with t.to_mesh(other.mesh), or take its part with t.slice_mesh(host=0)"
     return UsageTypeError(
-        f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: "
-        "an op runs on one mesh; fetch one of them (ml.inspect) and mesh.replicate it on the other"
+        f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: an op runs on one mesh; {how}"
     )
 
 

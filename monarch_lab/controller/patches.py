@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import interrupts, mode
+from monarch_lab.controller import devices, interrupts, mode
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.tensors import switches
 
 _installed = False
 
@@ -36,6 +38,9 @@ def install() -> None:
     _patch_threads()
     _patch_saved_tensors_hooks()
     _patch_compile()
+    _patch_profiler()
+    switches.watch()
+    devices.install()
     interrupts.install()
     os.register_at_fork(after_in_child=_disarm)
 
@@ -184,6 +189,19 @@ def _patch_saved_tensors_hooks() -> None:
         return original(self)
 
     hooks.__enter__ = enter
+
+
+def _patch_profiler() -> None:
+    """A profile taken here would show none of the workers' ops: refused."""
+    for owner, name in ((torch.profiler.profile, "start"), (torch.autograd.profiler.profile, "__enter__")):
+        original = getattr(owner, name)
+
+        def start(self: Any, original: Any = original) -> Any:
+            if active_mesh.get() is not None:
+                raise needs_remote("A profile of torch.profiler")
+            return original(self)
+
+        setattr(owner, name, functools.wraps(original)(start))
 
 
 def _patch_compile() -> None:

@@ -38,6 +38,7 @@ class MeshTensor(torch.Tensor):
     _store: Ref | None = None  # the Ref that stands for its storage, where that is another's
     _sig = 0  # signature of the gradient graph; 0: none
     _grad: MeshTensor | None = None
+    _crossings: tuple[Any, ...] = ()  # where its graph goes on on other meshes, oldest first (crossings.py)
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -99,6 +100,18 @@ class MeshTensor(torch.Tensor):
         from monarch_lab.controller.moves import reduce_tensor_
 
         return reduce_tensor_(self, dims, reduction, scatter=scatter, mesh=mesh)
+
+    def to_mesh(self, mesh: Any, stream: Any = None) -> Any:
+        """See ``ml.to_mesh``."""
+        from monarch_lab.controller.crossings import to_mesh
+
+        return to_mesh(self, mesh, stream)
+
+    def slice_mesh(self, **dims: int | slice) -> Any:
+        """See ``ml.slice_mesh``."""
+        from monarch_lab.controller.crossings import slice_mesh
+
+        return slice_mesh(self, **dims)
 
     # --- metadata
 

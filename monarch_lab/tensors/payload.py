@@ -7,6 +7,7 @@ under their own file name and with their source, so that tracebacks and pdb show
 from __future__ import annotations
 
 import ctypes
+import importlib
 import io
 import linecache
 import pickle
@@ -85,6 +86,11 @@ class _Pickler(cloudpickle.Pickler):
                 )
             if type(obj) is torch.Tensor:
                 return _reduce_tensor(obj)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            # torch.backends and its parts, lazy modules of other libraries: cloudpickle knows none but plain ones.
+            name = next((name for name, module in sys.modules.items() if module is obj), "")
+            if name:
+                return importlib.import_module, (name,)
         if isinstance(obj, types.CodeType):
             # cloudpickle calls every file <dynamic-code>; keep the name and take the lines along.
             name = obj.co_filename

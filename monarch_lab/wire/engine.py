@@ -44,6 +44,8 @@ class Op(IntEnum):
     WAIT = 5  # [5, event]: until another stream has signalled it; each event serves once
     LEND = 6  # [6, ref, new ref]: the new one is the same data, for another stream
     RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
+    MOVE = 8  # [8, move, ref, ref of the result, crossing]: see MoveDef
+    MOVE_BACK = 9  # [9, move, crossing]: the gradient of a result, back to where the value came from
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -113,7 +115,7 @@ class EntryDef(Message, frozen=True):
 
 class AmbientDef(Message, frozen=True):
     ambient: int
-    values: dict[str, bool | str]
+    values: dict[str, bool | int | str | tuple[int, ...]]
 
 
 class PayloadDef(Message, frozen=True):
@@ -133,12 +135,29 @@ class MeshDef(Message, frozen=True):
     ranks: list[int]
 
 
+class MoveDef(Message, frozen=True):
+    """A value from the processes of one mesh to those of another; each group is done by itself, in this order.
+
+    ``spread``: a group's first rank has the value, the others get it. ``stack`` and ``sum``: the first gets what the
+    others have. A rank that gets and has a value is named twice. ``meta``: of the result; ``given``: of what is moved.
+    Where the stream has a crossing (not 0), gradients go back: it is the ref of a stand-in for the value, on the ranks
+    that have it, whose backward pass goes on with what MOVE_BACK brings; ``home`` are all the ranks that have one.
+    """
+
+    move: int
+    kind: str
+    groups: list[list[int]]
+    home: list[int]
+    given: TensorMeta
+    meta: TensorMeta
+
+
 class BackwardDef(Message, frozen=True):
     """A backward pass with what it did the first time.
 
     Refs in the stream: ``roots`` roots, ``roots`` gradients or 0, ``inputs`` inputs, then for each touched leaf its
-    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to.
-    ``grads``: their metadata.
+    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to; then the
+    ``crossings`` whose gradient it reaches. ``grads``: metadata of the leaves' gradients.
     """
 
     plan: int
@@ -147,9 +166,10 @@ class BackwardDef(Message, frozen=True):
     keep_graph: bool
     create_graph: bool
     grads: list[TensorMeta]
+    crossings: int = 0
 
 
-Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | BackwardDef
+Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef
 
 
 # --- orders, kernel to worker
@@ -385,6 +405,7 @@ class BackwardLearned(Message, frozen=True):
     touched: list[int]
     fresh: list[bool]
     grads: list[TensorMeta]
+    crossings: list[int] = []  # those whose gradient it reached
 
 
 class LearnFailed(Message, frozen=True):
@@ -416,6 +437,12 @@ class Output(Message, frozen=True):
     text: str
 
 
+class DeviceMemory(Message, frozen=True):
+    """What torch holds on the worker's GPU, when it has changed: at most once a second."""
+
+    reserved_bytes: int
+
+
 class DebugRead(Message, frozen=True):
     """A debugger waits for a line. Answered by DebugReply with the same numbers."""
 
@@ -445,6 +472,7 @@ Report = (
     | Fetched
     | FetchFailed
     | Output
+    | DeviceMemory
     | DebugRead
     | DebugEnded
     | Crashed

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def width(plan: wire.BackwardDef) -> int:
-    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads)
+    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads) + plan.crossings
 
 
 def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: bool = False) -> list[int]:
@@ -29,16 +29,27 @@ def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: 
     return code[start + 1 + added_to : start + 3 * len(plan.grads) : 3]
 
 
-def _run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
+def crossing_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
+    """The crossings whose gradient the pass reaches."""
+    end = i + width(plan)
+    return code[end - plan.crossings : end]
+
+
+def _run(
+    engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
+) -> list[int]:
+    """The crossings whose gradient was reached."""
     refuse_failed(*roots, *gradients, *inputs)
     engine.touched.clear()
-    torch.autograd.backward(
-        roots,
-        gradients if any(g is not None for g in gradients) else None,
-        retain_graph=keep,
-        create_graph=create,
-        inputs=inputs or None,
-    )
+    with engine.moves.reached() as crossings:
+        torch.autograd.backward(
+            roots,
+            gradients if any(g is not None for g in gradients) else None,
+            retain_graph=keep,
+            create_graph=create,
+            inputs=inputs or None,
+        )
+    return sorted(crossings)
 
 
 def _touched(engine: Engine) -> set[int]:
@@ -57,7 +68,7 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
     for ref, tensor in list(engine.cells.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
-    _run(
+    crossings = _run(
         engine,
         roots,
         _values(engine, order.gradients),
@@ -77,7 +88,7 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
             engine.cells[order.first_out - k] = gradient
     for ref in [r for r in engine.retained if r not in engine.cells]:
         del engine.retained[ref]
-    return wire.BackwardLearned(order.ident, touched, fresh, grads)
+    return wire.BackwardLearned(order.ident, touched, fresh, grads, crossings)
 
 
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
@@ -88,10 +99,13 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     start = c + plan.inputs
     end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
-    _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
+    inputs = [cells[r] for r in code[c:start]]
+    crossings = _run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
     touched = _touched(engine)
-    if set(leaves) != touched:
+    after = end + plan.crossings
+    if set(leaves) != touched or code[end:after] != crossings:
+        engine.moves.forget(crossings)
         raise PredictionError(
             f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "
             "what was learned is dropped, so running the cell again is right",
@@ -103,4 +117,4 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
         ref = code[start + 3 * k + 1]
         if ref:
             cells[ref] = gradient
-    return end
+    return after

@@ -20,6 +20,7 @@ class Definitions:
         self.entries: dict[int, calls.Entry] = {}
         self.ambients: dict[int, dict[str, Any]] = {}
         self.plans: dict[int, wire.BackwardDef] = {}
+        self.moves: dict[int, wire.MoveDef] = {}
         self._payloads: dict[int, Any] = {}
         self._make_entry = make_entry
 
@@ -43,6 +44,8 @@ class Definitions:
                         self._payloads[definition.payload] = _opened(taken)
                 case wire.MeshDef():
                     self.meshes[definition.mesh] = definition
+                case wire.MoveDef():
+                    self.moves[definition.move] = definition
                 case wire.BackwardDef():
                     self.plans[definition.plan] = definition
 

@@ -22,6 +22,7 @@ from monarch_lab.worker import backward, calls, learning, meeting
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.moves import Moves
 from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
 
 Frames = Sequence[bytes | memoryview]
@@ -63,8 +64,11 @@ class Engine:
         self._table[Op.WAIT] = self._wait
         self._table[Op.LEND] = self._lend
         self._table[Op.RETURN] = self._return
+        self.moves = Moves(self)
+        self._table[Op.MOVE] = self.moves.move
+        self._table[Op.MOVE_BACK] = self.moves.move_back
         # Instructions are no ops: a failure's position counts ops alone.
-        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, **meeting.WIDTHS}
+        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, Op.MOVE: 5, Op.MOVE_BACK: 3, **meeting.WIDTHS}
 
     # --- definitions
 
@@ -77,6 +81,10 @@ class Engine:
             self._table.append(self._unknown)
         self._table[definition.entry] = entry.run
         return entry
+
+    def forget_ambient(self) -> None:
+        """Another stream may have set what torch keeps for the process: the next batch sets it again."""
+        self._ambient = 0
 
     def restore_ambient(self) -> None:
         """After a user's function, which may have changed what is not its own."""
@@ -149,7 +157,7 @@ class Engine:
     def _position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
-            position += code[j] >= FIRST_ENTRY or code[j] in (Op.SET_GRAD, Op.BACKWARD)
+            position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
             j += self._width_at(code, j)
         return position
 
@@ -158,8 +166,9 @@ class Engine:
         if number >= FIRST_ENTRY:
             return self.known.entries[number].output_refs(code, i)
         if number == Op.BACKWARD:
-            return [ref for ref in backward.gradient_refs(self.known.plans[code[i + 1]], code, i) if ref]
-        return []
+            plan = self.known.plans[code[i + 1]]
+            return [r for r in backward.gradient_refs(plan, code, i) if r] + backward.crossing_refs(plan, code, i)
+        return self.moves.outputs_at(code, i)
 
     def _failed(self, batch: wire.Batch, i: int, error: BaseException) -> int:
         """Marks the outputs of the op at ``i``; returns the next op's place."""
@@ -221,6 +230,7 @@ class Engine:
             if number in (Op.DELETE, Op.AMBIENT, *meeting.WIDTHS):
                 i = self._table[number](self.cells, code, i, [])
                 continue
+            self.moves.take_part(code, i, INTERRUPTED)
             self.mark(self._outputs_at(code, i), INTERRUPTED)
             self._note_unwritten(code, i)
             i += self._width_at(code, i)

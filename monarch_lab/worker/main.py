@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import failures, groups, randomness
+from monarch_lab.worker import devices, failures, groups, randomness
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -39,14 +39,14 @@ class Worker:
         self.engine = Engine(spec.rank, self.report, self._randomness)
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
-        self._flusher = Flusher(self._streams)
+        self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
-        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes))
+        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
         # A stream's engine brings the meshes that it was told of.
         self._streams_beside = Streams(
-            self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, n)
+            self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
 
@@ -163,8 +163,7 @@ class Worker:
 
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
-    if spec.device == "cuda":
-        config.narrow_to_gpu(spec.rank)  # all hosts of a local mesh are this machine
+    devices.open_device(spec)
     torch.set_num_threads(config.threads_of_worker(spec.local_world_size))
     link = WorkerLink(spec)
     worker = Worker(spec, link)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from monarch_lab.worker.devices import Backend
 from monarch_lab.worker.groups import Group, current
 
 _made: dict[Any, Any] = {}  # backend -> ProcessGroup
@@ -32,10 +33,14 @@ def _wrap(group: Group) -> Any:
 
     store = dist.HashStore()
     backend = group.backend or dist.ProcessGroupGloo(store, 0, 1)
+    gloo, nccl = backend.parts() if isinstance(backend, Backend) else (backend, None)
     wrapped = dist.ProcessGroup(store, group.position, group.size)
     kind = dist.ProcessGroup.BackendType.GLOO
-    for device in ("cpu", "cuda"):
-        wrapped._register_backend(torch.device(device), kind, backend)
+    wrapped._register_backend(torch.device("cpu"), kind, gloo)
+    if nccl is None:
+        wrapped._register_backend(torch.device("cuda"), kind, gloo)
+    else:
+        wrapped._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
     wrapped._set_default_backend(kind)
     name = f"monarch_lab_{len(_made)}"
     wrapped._set_group_name(name)
@@ -43,6 +48,6 @@ def _wrap(group: Group) -> Any:
     world.pg_map[wrapped] = ("gloo", store)
     world.pg_names[wrapped] = name
     world.pg_group_ranks[wrapped] = {rank: k for k, rank in enumerate(group.ranks)}
-    world.pg_backend_config[wrapped] = "cpu:gloo,cuda:gloo"
+    world.pg_backend_config[wrapped] = f"cpu:gloo,cuda:{'gloo' if nccl is None else 'nccl'}"
     c10d._register_process_group(name, wrapped)
     return wrapped
