@@ -131,9 +131,10 @@ def watch() -> None:
     _forget()
 
 
-def are_initial() -> bool:
-    """Whether the kernel's are as they were when the first mesh started."""
-    return read() == _initial
+def are_initial(values: dict[str, Any]) -> bool:
+    """Whether they are as they were when the first mesh started, in an ambient state of the kernel."""
+    # torch leaves "ieee", which is what "none" means, where a precision was set and put back.
+    return all(values.get(name) in (value, "ieee" if value == "none" else value) for name, value in _initial.items())
 
 
 def _noting(setter: Any) -> Any:
