@@ -24,7 +24,7 @@ interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propa
 process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
 pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
 showing.py    pictures and tables      streams.py     streams and loans between them
-lending.py    what may not be used or written
+lending.py    what may not be used or written   spmd.py        %%spmd cells from the kernel
 """
 
 from __future__ import annotations

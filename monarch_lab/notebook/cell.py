@@ -131,7 +131,7 @@ class MeshCell:
         with self._leave:
             failure = self._end(error is not None, is_interrupted)
         if not self._options.is_quiet:
-            _say(self._header())
+            say(self._header())
         if error is None:
             if failure is not None:
                 tracebacks.leave_out_our_frames(failure, always=True)
@@ -182,6 +182,7 @@ def _is_news(failure: BaseException, error: BaseException) -> bool:
     return True
 
 
-def _say(header: str) -> None:
+def say(header: str) -> None:
+    """The line that says how a cell ran."""
     html = f'<small style="opacity: 0.6">{header.replace("&", "&amp;").replace("<", "&lt;")}</small>'
     display({"text/plain": header, "text/html": html}, raw=True)

@@ -1,4 +1,4 @@
-"""Tab completion of the line of ``%mesh`` and ``%%mesh``: sub-commands, options, names of meshes."""
+"""Tab completion of the line of ``%mesh``, ``%%mesh`` and ``%%spmd``: sub-commands, options, names of meshes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from monarch_lab.arguments import Parser
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.notebook.meshes import Meshes
+from monarch_lab.notebook.spmd import spmd_parser
 
 TAKE_A_NAME = {"status", "stop", "use", "interrupt", "restart", "kill", "logs"}
 
@@ -28,8 +29,8 @@ class MeshMatcher:
 
     def _match(self, context: CompletionContext) -> dict[str, object]:
         before = context.text_until_cursor.lstrip()
-        words = before.split()
-        if not words or words[0] not in ("%mesh", "%%mesh") or before == words[0]:
+        words = before.replace("%%spmd[", "%%spmd [", 1).split()
+        if not words or words[0] not in ("%mesh", "%%mesh", "%%spmd") or before == words[0]:
             return {"completions": []}
         begun = "" if before[-1].isspace() else words.pop()
         found = self._candidates(words, begun)
@@ -41,6 +42,8 @@ class MeshMatcher:
         names = [(name, "mesh") for name in sorted(self._meshes.all())]
         if words[0] == "%%mesh":
             return names if words[-1] == "--name" else _options(cell_parser(), words)
+        if words[0] == "%%spmd":
+            return names if words[-1] == "--name" else _options(spmd_parser(), words)
         if len(words) == 1:
             return [(name, "sub-command") for name in SUB_COMMANDS]
         command = SUB_COMMANDS.get(words[1])
@@ -51,5 +54,6 @@ class MeshMatcher:
 
 
 def _options(parser: Parser, words: list[str]) -> list[tuple[str, str]]:
-    """What was not given yet; --env may be given again."""
-    return [(option, "option") for option in parser.options() if option not in words or option == "--env"]
+    """What was not given yet, or may be given again."""
+    again = ("--env", "--out", "--dim")
+    return [(option, "option") for option in parser.options() if option not in words or option in again]

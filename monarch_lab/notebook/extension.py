@@ -22,6 +22,7 @@ from monarch_lab.notebook.meshes import Meshes
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.output import Front
 from monarch_lab.notebook.shown import ShownValues
+from monarch_lab.notebook.spmd import NameAdvice, SpmdMagics, read_first_line
 from monarch_lab.notebook.transform import RUNNER, MarkFirstLine, WrapBody
 
 MESH = ("monarch_lab.controller.mesh", "DeviceMesh")
@@ -86,6 +87,7 @@ class Extension:
 @contextlib.contextmanager
 def _magics(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     ip.register_magics(MeshMagics(ip, meshes))
+    ip.register_magics(SpmdMagics(ip, meshes, front))
     matcher = MeshMatcher(meshes).matcher
     ip.Completer.custom_matchers.append(matcher)
     try:
@@ -93,21 +95,24 @@ def _magics(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     finally:
         ip.Completer.custom_matchers.remove(matcher)
         for kind in ("line", "cell"):
-            ip.magics_manager.magics[kind].pop("mesh", None)
-        ip.magics_manager.registry.pop(MeshMagics.__name__, None)
+            for name in ("mesh", "spmd"):
+                ip.magics_manager.magics[kind].pop(name, None)
+        for magics in (MeshMagics, SpmdMagics):
+            ip.magics_manager.registry.pop(magics.__name__, None)
 
 
 @contextlib.contextmanager
 def _cells(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     mark, wrap = MarkFirstLine(), WrapBody(ip)
-    ip.input_transformers_cleanup.append(mark)
+    ip.input_transformers_cleanup.extend((mark, read_first_line))
     ip.ast_transformers.append(wrap)
     setattr(builtins, RUNNER, CellRunner(ip, meshes, front, mark))
     try:
         yield
     finally:
         # IPython itself takes out a transformer that raised.
-        for transformers, ours in ((ip.input_transformers_cleanup, mark), (ip.ast_transformers, wrap)):
+        cleanup = ip.input_transformers_cleanup
+        for transformers, ours in ((cleanup, mark), (cleanup, read_first_line), (ip.ast_transformers, wrap)):
             if ours in transformers:
                 transformers.remove(ours)
         delattr(builtins, RUNNER)
@@ -138,11 +143,14 @@ def _events(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
             front.move_here()
             _set_default_front(front)
 
+    advice = NameAdvice(meshes)
     ip.events.register("pre_run_cell", begin_cell)
+    ip.events.register("post_run_cell", advice)
     try:
         yield
     finally:
         ip.events.unregister("pre_run_cell", begin_cell)
+        ip.events.unregister("post_run_cell", advice)
         _set_default_front(None)
 
 

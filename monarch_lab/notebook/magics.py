@@ -19,11 +19,12 @@ from IPython.display import display
 
 from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import status, tracebacks
+from monarch_lab.notebook import sending, status, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.progress import StartProgress
+from monarch_lab.notebook.spmd import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class MeshMagics(Magics):
         %mesh list, %mesh use NAME several meshes in one notebook
 
         %%mesh                     as a cell's first line: the cell runs with the mesh active
+        %%spmd                     as a cell's first line: the cell runs on each process
+        %mesh push x, %mesh pull y between the notebook and %%spmd cells
 
         %mesh --help lists the sub-commands, %mesh start --help and %%mesh --help their options.
         """
@@ -252,6 +255,12 @@ class MeshMagics(Magics):
         ranks = mesh.restart(arguments.ranks)
         print(f'Restarted {named(ranks)} of mesh "{mesh.name}": {_what_is_left(mesh, ranks)}.')
 
+    def push(self, arguments: Arguments) -> None:
+        sending.push(self.shell, self._meshes.find(arguments.mesh), arguments)
+
+    def pull(self, arguments: Arguments) -> None:
+        sending.pull(self.shell, self._meshes.find(arguments.mesh), arguments)
+
     def kill(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
         if arguments.ranks is None:
@@ -277,10 +286,6 @@ def waiting_while(goes_on: Callable[[], bool]) -> Callable[[], bool]:
         return goes_on()
 
     return wait
-
-
-def named(ranks: tuple[int, ...]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _what_is_left(mesh: DeviceMesh, ranks: tuple[int, ...]) -> str:
@@ -309,6 +314,10 @@ SUB_COMMANDS: dict[str, SubCommand] = {
             "restart", "Give ranks new processes; the others keep theirs.", MeshMagics.restart, _restart_arguments
         ),
         SubCommand("logs", "Show what the workers wrote to their log files.", MeshMagics.logs, _logs_arguments),
+        SubCommand("push", "Put variables of the notebook into %%spmd cells.", MeshMagics.push, sending.push_arguments),
+        SubCommand(
+            "pull", "Bring variables of %%spmd cells into the notebook.", MeshMagics.pull, sending.pull_arguments
+        ),
         SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }

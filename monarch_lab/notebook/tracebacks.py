@@ -23,7 +23,7 @@ from monarch_lab.notebook.painting import Painter
 
 _OURS = str(Path(monarch_lab.__file__).parent)
 # What a "%%mesh" line and a "%mesh" line call; what else of ours is on the stack came by the user's own line.
-_ENTRANCES = tuple(str(Path(__file__).with_name(name)) for name in ("cell.py", "magics.py"))
+_ENTRANCES = tuple(str(Path(__file__).with_name(name)) for name in ("cell.py", "magics.py", "spmd.py"))
 _METHOD = "_render_traceback_"
 # Parts of a worker's file names; bdb is there when a debugger was left with q.
 _FAR_MACHINERY = ("/site-packages/torch/", "/monarch_lab/worker/", "/bdb.py")
@@ -156,7 +156,8 @@ def _remote(paint: Painter, error: RemoteException, is_verbose: bool) -> Iterato
     for frame in issued:
         yield from paint.frame(frame)
         yield ""
-    if not issued and error.cell is not None:
+    is_cells_own = any(frame.filename == error.cell for failed in error.by_rank.values() for frame in failed.frames)
+    if not issued and error.cell is not None and not is_cells_own:  # a %%spmd cell's lines are among the worker's
         yield f"{error.cell}, line {error.line}" if error.line is not None else error.cell
         yield ""
     for ranks, failure in _fold(error.by_rank):

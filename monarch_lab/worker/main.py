@@ -25,10 +25,12 @@ from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
 from monarch_lab.worker.randomness import Randomness
+from monarch_lab.worker.spmd import Spmd
 from monarch_lab.worker.streams import Streams
 
 _orders = Decoder(wire.Order)
 _controls = Decoder(wire.Control)
+_ENDS = (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed, wire.SpmdEnded)
 
 
 class Worker:
@@ -53,9 +55,10 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
+        self._spmd = Spmd(self.engine, spec)
 
     def report(self, message: Any, frames: Any = ()) -> None:
-        if isinstance(message, (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed)):
+        if isinstance(message, _ENDS):
             self._flush()  # what was printed arrives before the answer that ends the cell
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
@@ -78,7 +81,7 @@ class Worker:
     def _on_sigint(self, number: int, frame: Any) -> None:
         engine = self.engine
         hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
-        if engine.interruptible and (engine.in_user_code or hard):
+        if (engine.interruptible and (engine.in_user_code or hard)) or (hard and self._spmd.in_cell):
             engine.interruptible = engine.in_user_code = False
             raise KeyboardInterrupt
 
@@ -97,9 +100,13 @@ class Worker:
                     other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
+                if hard:
+                    self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)
+            case wire.FreeSpmd(ident=ident):
+                self._spmd.stop_waiting(ident)
 
     def run(self) -> None:
         while not self._exiting:
@@ -159,6 +166,12 @@ class Worker:
                 engine.fetch(order)
             case wire.CallAndFetch():
                 engine.call_and_fetch(order)
+            case wire.RunSpmd():
+                self._spmd.run(order)
+            case wire.PushSpmd():
+                self._spmd.push(order, frames)
+            case wire.PullSpmd():
+                self._spmd.pull(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)

@@ -91,19 +91,19 @@ class FakeMesh:
     def interrupt(self) -> None:
         self.client.stop_cell()
 
-    def _chosen(self, ranks: str | None) -> tuple[int, ...]:
+    def chosen(self, ranks: str | None) -> tuple[int, ...]:
         return parse_ranks("all" if ranks is None else ranks, self.sizes)
 
     def __len__(self) -> int:
         return self.sizes["host"] * self.sizes["gpu"]
 
     def restart(self, ranks: str | None = None) -> tuple[int, ...]:
-        self.acted.append(f"restart {self._chosen(ranks)}")
-        return self._chosen(ranks)
+        self.acted.append(f"restart {self.chosen(ranks)}")
+        return self.chosen(ranks)
 
     def kill(self, ranks: str) -> tuple[int, ...]:
-        self.acted.append(f"kill {self._chosen(ranks)}")
-        return self._chosen(ranks)
+        self.acted.append(f"kill {self.chosen(ranks)}")
+        return self.chosen(ranks)
 
     def die(self, note: str) -> None:
         self.state, self.note = "dead", note

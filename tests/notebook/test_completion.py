@@ -14,7 +14,7 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%mesh ", ["interrupt", "kill", "list", "logs", "restart", "start", "status", "stop", "use"]),
+        ("%mesh ", ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "use"]),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
@@ -25,6 +25,11 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%%mesh --", ["--async", "--help", "--name", "--quiet", "--stream", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),
+        ("%%spmd --", ["--dim", "--help", "--name", "--out", "--quiet", "--ranks", "--time", "--timeout"]),
+        ("%%spmd --time --ti", ["--timeout"]),
+        ("%%spmd[0,1] --ou", ["--out"]),
+        ("%%spmd --name ", ["mesh"]),
+        ("%mesh pull x --f", ["--from"]),
     ],
 )
 def test_a_line_is_completed(started: Shell, text: str, expected: list[str]) -> None:

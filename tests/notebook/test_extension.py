@@ -28,6 +28,7 @@ def test_unloading_takes_everything_out(bare: Shell) -> None:
             sorted(vars(ip.displayhook)),
             hasattr(builtins, RUNNER),
             "mesh" in ip.magics_manager.magics["line"],
+            "spmd" in ip.magics_manager.magics["cell"],
         ]
 
     before = parts()

@@ -81,7 +81,7 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         (
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
-            "restart, logs, kill",
+            "restart, logs, push, pull, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -96,6 +96,19 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         ("%mesh stop 'mesh", 'UsageValueError: %mesh: no closing quotation in "stop \'mesh"'),
         ("%%mesh --nmae x\n1", "UsageValueError: %%mesh: unknown option '--nmae'; did you mean --name?"),
         ("%%mesh --name x\n1", "UsageKeyError: No mesh is named 'x'; there is mesh"),
+        ("%%spmd --rnaks 0\n1", "UsageValueError: %%spmd: unknown option '--rnaks'; did you mean --ranks?"),
+        ("%%spmd --timeout soon\n1", "UsageValueError: %%spmd: --timeout: 'soon' is not a number of seconds above 0"),
+        ("%%spmd --timeout 0\n1", "UsageValueError: %%spmd: --timeout: '0' is not a number of seconds above 0"),
+        (
+            "%%spmd --ranks 0 --dim gpu=0\n1",
+            "UsageValueError: %%spmd: --ranks or --dim, not both; --ranks host=1,gpu=0 names two dims",
+        ),
+        ("%%spmd --dim gpu\n1", "UsageValueError: %%spmd: --dim gpu: write --dim gpu=0"),
+        ("%%spmd --name x\n1", "UsageKeyError: No mesh is named 'x'; there is mesh"),
+        (
+            "%mesh push nothing_of_it",
+            "UsageKeyError: %mesh push: the notebook has no variable 'nothing_of_it'; there is no name like it",
+        ),
     ],
 )
 def test_a_fault_is_one_sentence(started: Shell, line: str, sentence: str) -> None:
@@ -159,7 +172,7 @@ def test_each_sub_command_has_help(shell: Shell, name: str) -> None:
 def test_cells_have_help(shell: Shell) -> None:
     for cell in ("%%mesh --help", "%%mesh -h\nx = 1"):
         assert shell.run(cell).success
-        assert shell.text.startswith("usage: %%mesh [-h] [--name NAME] [--time] [--quiet] [--async]")
+        assert shell.text.startswith("usage: %%mesh [-h] [--name NAME] [--stream S] [--time] [--quiet] [--async]")
     shell.run("%%mesh?")
     assert "Start, look at and stop meshes" in shell.text
 
@@ -210,3 +223,19 @@ def test_meshes_of_other_kernels_are_listed_as_such(started: Shell) -> None:
     started.run("%mesh list")
     assert started.text.startswith("No mesh of this notebook is running: type %mesh start\nOf other kernels")
     assert not started.run("%mesh use far").success
+
+
+def test_an_spmd_cell_tells_its_options(shell: Shell) -> None:
+    assert shell.run("%%spmd --help").success
+    assert shell.text.startswith("usage: %%spmd ") and "--timeout S" in shell.text and "%%spmd[0,1]" in shell.text
+
+
+def test_an_spmd_cell_without_a_mesh_says_there_is_none(shell: Shell) -> None:
+    assert not shell.run("%%spmd\nrank").success
+    assert shell.text == "UsageValueError: No mesh is running: type %mesh start\n"
+
+
+@pytest.mark.parametrize("name", ["push", "pull"])
+def test_what_carries_values_tells_its_options(shell: Shell, name: str) -> None:
+    assert shell.run(f"%mesh {name} --help").success
+    assert shell.text.startswith(f"usage: %mesh {name} ") and "--mesh MESH" in shell.text

@@ -1,0 +1,309 @@
+"""``%%spmd`` cells from the kernel: one order to the ranks, the wait with its way out, and one error of all they say.
+
+Runs on: the main thread; the I/O thread fills the Pending.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from monarch_lab.controller import failures
+from monarch_lab.controller.calling import opened
+from monarch_lab.controller.constants import materialise
+from monarch_lab.controller.dispatch import make_handle
+from monarch_lab.controller.moves import settle_collectives
+from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.waiting import Pending
+from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
+from monarch_lab.tensors import payload
+from monarch_lab.tensors.meta import intern
+from monarch_lab.wire import engine as wire
+from monarch_lab.wire.codec import encode
+
+_LOOK_S = 0.2
+GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdCell:
+    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice."""
+
+    source: str
+    filename: str
+    ranks: tuple[int, ...]
+    is_quiet: bool = False
+    shards: Mapping[str, Any] = field(default_factory=dict)
+    out: tuple[str, ...] = ()
+    timeout_s: float | None = None
+    notebook: Container[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpmdResult:
+    shown: dict[int, str]  # the last expression's repr, by rank
+    out: dict[str, Any]  # mesh tensors
+
+
+@dataclass(slots=True)
+class _State:
+    """Of one mesh. ``group`` numbers its default process group, formed by the processes ``pids``."""
+
+    group: int = 0
+    pids: dict[int, int] = field(default_factory=dict)
+    is_stale: bool = True
+    sequences: dict[int, dict[str, int]] = field(default_factory=dict)
+    given: dict[int, weakref.ref[Any]] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+
+
+_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+
+
+def worker_names(client: Any) -> frozenset[str]:
+    """Variables of ``%%spmd`` cells, as the last of them left them."""
+    return _states[client].names if client in _states else frozenset()
+
+
+def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
+    """Run the cell on its ranks and wait for them.
+
+    Raises RemoteException (``by_rank``) where it failed, DeviceException where a rank died, TimeoutError after
+    ``timeout_s``, KeyboardInterrupt, and UsageValueError for an ``out`` that is no mesh tensor.
+    """
+    client = mesh.client
+    mesh.check_alive(cell.ranks)
+    if cell.out and len(cell.ranks) < len(mesh):
+        raise UsageValueError(
+            "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
+        )
+    settle_collectives(client)
+    client.after_all(lambda: None)  # an interrupt counts from here
+    state = _states.setdefault(client, _State())
+    shards = _given(mesh, state, cell.shards)
+    asked = _joining(client, state, cell.ranks)
+    refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
+    ident = 0
+
+    def make(number: int) -> wire.RunSpmd:
+        nonlocal ident
+        ident = number
+        return wire.RunSpmd(
+            number,
+            client.cell,
+            list(cell.ranks),
+            0 if state.is_stale else state.group,
+            cell.source,
+            cell.filename,
+            cell.is_quiet,
+            list(mesh.names),
+            list(mesh.slice_.sizes),
+            shards,
+            [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+        )
+
+    pending = client.request(make, asked)
+    try:
+        _wait(client, pending, ident, cell)
+    finally:
+        ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+        _note(state, ended, set(asked), {ref for _, ref in shards})
+    if pending.waiting or len(ended) < len(asked):
+        client.check_alive()
+        crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
+        raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
+    _raise_failure(client, state, cell, ended)
+    shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
+    return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
+
+
+def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:
+    """Put values of the notebook into the namespace of ``%%spmd`` cells; a mesh tensor arrives as each rank's shard.
+
+    Raises UsageTypeError for what cannot be sent.
+    """
+    client = mesh.client
+    ranks = mesh.ranks_key if ranks is None else ranks
+    state = _states.setdefault(client, _State())
+    shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)})
+    plain = {k: v for k, v in values.items() if not _is_mesh(v)}
+    frames, sources = payload.dumps(list(plain.values())) if plain else ([], {})
+    settle_collectives(client)
+    pending = client.request(lambda ident: wire.PushSpmd(ident, list(plain), sources, shards), ranks, frames)
+    client.wait(pending)
+    for rank in ranks:
+        if rank not in pending.replies or not isinstance(pending.replies[rank][0], wire.Fetched):
+            opened(client, pending, rank)  # raises what became of it
+    state.names |= values.keys()
+
+
+def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    """By rank: variables of ``%%spmd`` cells, tensors on the CPU. Raises RemoteException where one is not there."""
+    client = mesh.client
+    pending = client.request(lambda ident: wire.PullSpmd(ident, names), ranks)
+    client.wait(pending)
+    return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
+
+
+def _is_mesh(value: Any) -> bool:
+    return bool(getattr(type(value), "is_mesh_tensor", False))
+
+
+# --- before it runs
+
+
+def _given(mesh: Any, state: _State, tensors: Mapping[str, Any]) -> list[tuple[str, int]]:
+    given = []
+    for name, tensor in tensors.items():
+        if tensor._ref.mesh.client is not mesh.client:
+            raise UsageTypeError(f'{name} is on mesh "{tensor._ref.mesh.name}", and this cell runs on "{mesh.name}"')
+        if tensor._ref.mesh.stream_number:
+            raise UsageTypeError(f"{name} is on a stream of its own: borrow it to the default stream first")
+        if hasattr(tensor, "_value"):
+            materialise(tensor)
+        ref = tensor._ref.id
+        given.append((name, ref))
+        state.given[ref] = weakref.ref(tensor)
+    return given
+
+
+def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Who is asked: every rank where the default group is to be formed. A mesh with a dead rank has none."""
+    pids = {rank: client.supervisor.processes[rank].pid for rank in client.alive}
+    if pids == state.pids and not state.is_stale:
+        return ranks
+    state.is_stale = len(pids) < client.world
+    if state.is_stale:
+        return ranks
+    state.group += 1
+    state.pids = pids
+    state.sequences.clear()
+    return tuple(client.all_ranks)
+
+
+# --- while it runs
+
+
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
+    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment."""
+    deadline = None if cell.timeout_s is None else time.monotonic() + cell.timeout_s
+    failed_at: float | None = None
+    is_freed = False
+    while not pending.done:
+        try:
+            client.wait(pending, time.monotonic() + _LOOK_S)
+        except TimeoutError:
+            now = time.monotonic()
+        else:
+            return
+        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+            failed_at = None
+            deadline = deadline and max(deadline, now + _LOOK_S)
+            continue
+        if deadline is not None and now >= deadline:
+            late = sorted(pending.waiting)
+            client.stop_cell()
+            raise TimeoutError(_late(late, pending, cell))
+        if not is_freed and _has_failed(pending):
+            failed_at = failed_at or now
+            if now - failed_at >= GRACE_S - _LOOK_S:
+                is_freed = True
+                client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _has_failed(pending: Pending) -> bool:
+    return any(getattr(m, "failure", None) is not None for m, _ in list(pending.replies.values()))
+
+
+def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
+    ended = {r: m for r, (m, _) in pending.replies.items() if r in late and isinstance(m, wire.SpmdEnded)}
+    places = _places({r: m.failure for r, m in ended.items() if m.failure is not None}, cell)
+    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {places}" if places else "")
+
+
+# --- after it
+
+
+def _note(state: _State, ended: dict[int, wire.SpmdEnded], asked: set[int], named: set[int]) -> None:
+    for rank, message in ended.items():
+        state.sequences[rank] = message.sequences
+        state.names = frozenset(message.names)
+    # A cell may have written what it names in ways that leave no trace (numpy, .data).
+    for ref in named.union(*(m.written for m in ended.values())):
+        tensor = state.given[ref]() if ref in state.given else None
+        if tensor is not None:
+            (tensor._store or tensor._ref).equal = 0
+    is_whole = len(ended) == len(asked)
+    is_there = all(state.sequences.get(rank) for rank in asked)
+    is_out_of_step = any(m.failure is not None for m in ended.values()) and _differ(state.sequences)
+    state.is_stale = state.is_stale or not is_whole or not is_there or is_out_of_step
+
+
+def _differ(sequences: dict[int, dict[str, int]]) -> bool:
+    """Whether ranks have begun different numbers of collectives of one group."""
+    by_group: dict[str, set[int]] = {}
+    for groups in sequences.values():
+        for name, number in groups.items():
+            by_group.setdefault(name, set()).add(number)
+    return any(len(numbers) > 1 for numbers in by_group.values())
+
+
+def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded]) -> None:
+    failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
+    if not failed:
+        return
+    client.blame_death(failed.values())
+    waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
+    causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
+    note = ""
+    if len(causes) < len(failed):
+        note += f"; {_places(waited, cell)}"
+    missing = next((ended[rank].missing for rank in causes if ended[rank].missing in cell.notebook), "")
+    if missing:
+        note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
+    if state.is_stale and len(client.alive) == client.world:
+        note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
+    error = failures.build(causes, None, cell.filename, note)
+    first = failed[min(causes)]
+    error.line = next((line for name, line, _, _ in first.frames if name == cell.filename), None)
+    raise error
+
+
+def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell) -> str:
+    """As in "ranks 0, 2 waited in line 3 (dist.all_reduce(t))"."""
+    by_place: dict[str, list[int]] = {}
+    for rank, failure in failed.items():
+        frames = [f for f in failure.frames if f[0] == cell.filename]
+        place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
+        by_place.setdefault(place, []).append(rank)
+    return "; ".join(f"{_ranks(ranks)} waited in {place}" for place, ranks in by_place.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: list[Ref]) -> dict[str, Any]:
+    handles = {}
+    for k, (name, ref) in enumerate(zip(cell.out, refs, strict=True)):
+        by_rank = {rank: m.outs[k] for rank, m in ended.items()}
+        first = by_rank[cell.ranks[0]]
+        if isinstance(first, str) or any(meta != first for meta in by_rank.values()):
+            told = {rank: meta if isinstance(meta, str) else _text(meta) for rank, meta in by_rank.items()}
+            folded: dict[str, list[int]] = {}
+            for rank, text in told.items():
+                folded.setdefault(text, []).append(rank)
+            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in folded.items())
+            raise UsageValueError(
+                f"--out {name}: a mesh tensor has one shape and dtype on all ranks, and {name} is {listed}; "
+                f"%mesh pull {name} --from all brings each rank's"
+            )
+        handles[name] = make_handle(intern(first), ref)
+    return handles
+
+
+def _text(meta: wire.TensorMeta) -> str:
+    return f"{tuple(meta.shape)} {meta.dtype}" + ("" if meta.layout == "strided" else f" {meta.layout}")
