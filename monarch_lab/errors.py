@@ -33,6 +33,10 @@ class UsageValueError(UsageError, ValueError):
     pass
 
 
+class UsageRuntimeError(UsageError, RuntimeError):
+    pass
+
+
 class PayloadTooLarge(UsageValueError):
     """More in one message than is carried; nothing was sent."""
 

@@ -15,6 +15,11 @@ state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
 interrupts.py a Ctrl-C that was dropped
+
+ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
+            recorder.py       what is noted while it runs         tape.py           numbers computed anew
+            record_builder.py a recording made of the notes       record_code.py    as the workers get it
+            recording.py      its replay
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ _NAMES = {
     "Future": "futures",
     "MeshTensor": "tensor",
     "call_on_shard_and_fetch": "remote_functions",
+    "compile": "compiling",
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",

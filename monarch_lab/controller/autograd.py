@@ -16,6 +16,7 @@ from monarch_lab.controller.cache import Plan
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, ambient_values
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors.meta import intern
 from monarch_lab.transport.frames import HeldInterrupt
@@ -27,6 +28,8 @@ _OUT_BITS = 20
 
 def set_grad(tensor: Any, value: Any) -> None:
     """``tensor.grad = value`` here and on the workers."""
+    if (recorder := current_recorder.get()) is not None:
+        recorder.touch(tensor)
     if value is not None:
         if not getattr(value, "is_mesh_tensor", False):
             raise UsageTypeError("the .grad of a mesh tensor is a mesh tensor: put the value on the mesh first")
@@ -196,12 +199,26 @@ def _learn(
             f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
         )
     outs = [-(first.ident << _OUT_BITS) - k if fresh else 0 for k, fresh in enumerate(first.fresh)]
+    used = [t._ref.id if t is not None else 0 for t in (*roots, *gradients, *wanted)]
+    used += [*first.touched, *(_added_to(client, *pair) for pair in zip(first.touched, first.fresh, strict=True))]
     _store(client, mesh, first.touched, outs, first.grads, _equal(roots, mesh))
+    if key is None and client.recorder is not None:
+        raise client.recorder.refuse("backward() while retain_grad() holds", "use torch.autograd.grad")
     if key is not None:
         plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads)
+        client.cache.layouts[-plan.number] = (len(roots), len(wanted), len(first.grads))
+        client.cache.kinds[-plan.number] = (keep_graph, create_graph, tuple(first.fresh), tuple(first.grads))
+        if client.recorder is not None:
+            client.recorder.note_learned_backward(plan.number, used, outs, ambient, mesh)
         with client.lock:
             client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
         client.cache.keep_plan(key, plan)
+
+
+def _added_to(client: Any, leaf: int, fresh: bool) -> int:
+    """The ref of the gradient that a pass adds to, or 0."""
+    handle = client.leaves.get(leaf)
+    return 0 if fresh or handle is None or handle._grad is None else handle._grad._ref.id
 
 
 def _put_back(client: Any, mesh: Any) -> None:

@@ -29,6 +29,7 @@ from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
+clients: weakref.WeakSet[Client] = weakref.WeakSet()
 _FIRST_FLUSH_OPS = 16  # idle workers begin soon; batches then grow to the setting
 
 
@@ -81,6 +83,9 @@ class Client:
         self._elsewhere: list[int] = []  # deletes of a part's batch, for the ranks outside it
         self.scope: tuple[int, ...] | None = None  # ranks of the buffered batch
         self.scope_number = 0  # of its mesh; 0 is the whole one
+        self.scope_mesh: Any = None
+        self.recorder: Any = None  # notes what is sent, while a function is recorded
+        self.recordings: dict[int, wire.RecordingDef] = {}
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
         self._supervisor: Supervisor | None = None
@@ -111,6 +116,7 @@ class Client:
         self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
+        clients.add(self)
 
     # --- life
 
@@ -179,6 +185,7 @@ class Client:
         with HeldInterrupt():
             for definitions, payloads in self._defined:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
             for rank in ranks:
                 self._gone.pop(rank, None)
@@ -210,11 +217,23 @@ class Client:
 
     def use_scope(self, mesh: DeviceMesh) -> None:
         """The following ops are for this mesh: what is buffered for another goes out first."""
+        self._check_recorder()
         if mesh.ranks_key is not self.scope:
             self.flush()
             mesh.check_alive()
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
+            self.scope_mesh = mesh
+
+    def _check_recorder(self) -> None:
+        if (recorder := current_recorder.get()) is not None and recorder.client is not self:
+            raise recorder.refuse("an op on another mesh", "a recording is of one mesh and parts of it")
+
+    def forget_scope(self) -> None:
+        """The next op asks for its scope, whatever it is."""
+        with self.lock:
+            self.flush()
+            self.scope = None
 
     def flush(self) -> None:
         """Send what is buffered."""
@@ -239,6 +258,8 @@ class Client:
         if not self.code:
             return None
         ranks = self.scope
+        if self.recorder is not None:
+            self.numbers = self.recorder.note_batch(self.code, self.numbers, self.where)
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
         report = (due or reported) and self._everywhere(ranks)
@@ -287,7 +308,7 @@ class Client:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
-            self._defined.append((definitions, payloads))
+            self._defined.append(([d for d in definitions if not isinstance(d, wire.RecordingDef)], payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
         self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
@@ -321,6 +342,9 @@ class Client:
         self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()
     ) -> None:
         """Send one order in its place in the stream."""
+        self._check_recorder()
+        if (recorder := current_recorder.get()) is not None:
+            recorder.note_order(message, ranks, frames)
         with self.lock:
             self.flush()
             with HeldInterrupt():
@@ -330,6 +354,7 @@ class Client:
         self, make: Callable[[int], wire.Question], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
+        self._check_recorder()
         with self.lock:
             ranks = tuple(ranks)
             self.check_alive(ranks)
@@ -408,11 +433,12 @@ class Client:
                 self._flush_held(reported=True)
             if not self.alive:
                 return self.check_alive()
-            if all(self.progress.is_done(r, self.batch) for r in self.alive):
-                return  # nothing is outstanding
-            is_asked = self._reported == self.batch
-            pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
-        self.wait(pending)
+            pending = None
+            if not all(self.progress.is_done(r, self.batch) for r in self.alive):
+                is_asked = self._reported == self.batch
+                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
+        if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
+            self.wait(pending)
         self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = False
         self._share_failures()
@@ -499,7 +525,8 @@ class Client:
             case wire.Done():
                 self._on_done(rank, message)
             case wire.OpFailed():
-                self._failures.add(rank, message, self.progress.where(message.batch, message.position))
+                where = self.progress.where(message.batch, message.position)
+                self._failures.add(rank, message, getattr(where, "inside", {}).get(message.inside, where))
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
@@ -525,8 +552,8 @@ class Client:
                         self._pending.pop(message.ident, None)
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
+        self._failures.note(rank, message.poisoned, message.unwritten)  # before anyone takes the batch for done
         self.progress.note_done(rank, message.batch, self.alive)
-        self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
             if message.batch >= number:

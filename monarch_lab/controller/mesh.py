@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from monarch_lab.controller import mode, placing
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.ranks import parse_ranks
@@ -273,6 +274,8 @@ class DeviceMesh:
         return self._placed(value, lambda t: placing.shard(self, t, dim_name, dim))
 
     def _placed(self, value: Any, put: Any) -> Any:
+        if (recorder := current_recorder.get()) is not None:
+            raise recorder.refuse("a local value put on the mesh", "put it there before the call and pass it in")
         if isinstance(value, torch.nn.Module):
             return _module_placed(value, put)
         seen: dict[int, Any] = {}

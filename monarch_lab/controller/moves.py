@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from monarch_lab.controller.calling import Named, opened
 from monarch_lab.controller.dispatch import dispatch
 from monarch_lab.controller.futures import Future
+from monarch_lab.controller.recorder import refuse_fetch
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
@@ -127,6 +128,7 @@ def _coordinates(mesh: Any, shard: dict[str, int] | None, dims: dict[str, int]) 
 
 
 def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
+    refuse_fetch("fetching a value")
     client = mesh.client
     mesh.check_alive(ranks)
     for t in tensors:

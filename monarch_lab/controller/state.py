@@ -11,7 +11,10 @@ from monarch_lab.tensors import ambient
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
+    from monarch_lab.controller.recorder import Recorder
 
+# The Recorder of this thread, while a function given to ml.compile is recorded.
+recorder: ContextVar[Recorder | None] = ContextVar("monarch_lab_recorder", default=None)
 active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
 
 _grad, _inference, _autocast = (

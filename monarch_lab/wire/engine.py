@@ -40,6 +40,7 @@ class Op(IntEnum):
     AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
     SET_GRAD = 2  # [2, ref, grad ref or 0]
     BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
+    REPLAY = 4  # [4, recording, input refs ..., positions in Batch.numbers ..., output refs ...], see RecordingDef
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -145,7 +146,25 @@ class BackwardDef(Message, frozen=True):
     grads: list[TensorMeta]
 
 
-Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | BackwardDef
+class RecordingDef(Message, frozen=True):
+    """A stretch of the op stream to be run again, on values that each REPLAY names.
+
+    ``code`` is as Batch.code with names of its own for refs: 1 to ``inputs`` are the inputs, what is above is made
+    inside; it deletes nothing. A position in numbers below ``len(numbers)`` means those, what is above the
+    ``varying`` ones of the REPLAY. ``outputs``: names of the values that get the REPLAY's output refs. ``copied``:
+    inputs that stand for literals, so that each run gets a copy. Given up by a DELETE of its number, which is a ref.
+    """
+
+    recording: int
+    inputs: int
+    varying: int
+    outputs: list[int]
+    copied: list[int]
+    code: list[int]
+    numbers: list[int | float]
+
+
+Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | BackwardDef | RecordingDef
 
 
 # --- orders, kernel to worker
@@ -334,12 +353,14 @@ class Done(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """Op ``position`` (counted in ops) of a batch failed here; its outputs are marked."""
+    """Op ``position`` (counted in ops) of a batch failed here; its outputs are marked. ``inside``: it is a REPLAY, and
+    the op of that number in it failed."""
 
     batch: int
     position: int
     failure: Failure
     outputs: list[int]
+    inside: int = -1
 
 
 class Learned(Message, frozen=True):

@@ -29,7 +29,7 @@ def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: 
     return code[start + 1 + added_to : start + 3 * len(plan.grads) : 3]
 
 
-def _run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
+def run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
     refuse_failed(*roots, *gradients, *inputs)
     engine.touched.clear()
     torch.autograd.backward(
@@ -57,7 +57,7 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
     for ref, tensor in list(engine.cells.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
-    _run(
+    run(
         engine,
         roots,
         _values(engine, order.gradients),
@@ -80,6 +80,16 @@ def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.B
     return wire.BackwardLearned(order.ident, touched, fresh, grads)
 
 
+def check_leaves(plan: wire.BackwardDef, expected: set[int], touched: set[int], before: int) -> None:
+    """Raises PredictionError where other leaves got a gradient than the plan says."""
+    if expected != touched:
+        raise PredictionError(
+            f"backward() reached {len(touched)} leaves where the same graph reached {before} before; "
+            "what was learned is dropped, so running the cell again is right",
+            -plan.plan,
+        )
+
+
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
     cells = engine.cells
     a = i + 2
@@ -88,15 +98,9 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     start = c + plan.inputs
     end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
-    _run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
+    run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
-    touched = _touched(engine)
-    if set(leaves) != touched:
-        raise PredictionError(
-            f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "
-            "what was learned is dropped, so running the cell again is right",
-            -plan.plan,
-        )
+    check_leaves(plan, set(leaves), _touched(engine), len(leaves))
     for k, leaf in enumerate(leaves):
         gradient = cells[leaf].grad
         engine.check_gradient(gradient, plan.grads[k])
