@@ -36,6 +36,7 @@ _HOMES = {
         "DeviceMesh",
         "Future",
         "call_on_shard_and_fetch",
+        "coalescing",
         "compile",
         "fetch_all",
         "fetch_shard",

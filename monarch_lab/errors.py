@@ -37,6 +37,10 @@ class UsageRuntimeError(UsageError, RuntimeError):
     pass
 
 
+class UsageNotImplementedError(UsageError, NotImplementedError):
+    pass
+
+
 class PayloadTooLarge(UsageValueError):
     """More in one message than is carried; nothing was sent."""
 

@@ -20,6 +20,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
             recording.py      its replay
+coalesce.py   a block sent as one batch
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _NAMES = {
     "Future": "futures",
     "MeshTensor": "tensor",
     "call_on_shard_and_fetch": "remote_functions",
+    "coalescing": "coalesce",
     "compile": "compiling",
     "fetch_all": "moves",
     "fetch_shard": "moves",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
 clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_HELD_OPS = 1 << 62
 _FIRST_FLUSH_OPS = 16  # idle workers begin soon; batches then grow to the setting
 
 
@@ -67,6 +68,7 @@ class Client:
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.varied_mesh: Any = None
         self.flush_ops = _FIRST_FLUSH_OPS
+        self.holds = 0  # blocks of ml.coalescing that are open
         self.due = False  # it is time to see how far the workers are behind
         self._reported = 0  # the last batch that every rank reports
         self.urgent = False  # a large value has died: its delete goes out with the next op
@@ -229,6 +231,14 @@ class Client:
         if (recorder := current_recorder.get()) is not None and recorder.client is not self:
             raise recorder.refuse("an op on another mesh", "a recording is of one mesh and parts of it")
 
+    def hold(self, more: int) -> None:
+        """Nothing is sent for its age or number alone while blocks of ``ml.coalescing`` hold it: one more, or fewer."""
+        with self.lock:
+            self.holds += more
+            self.flush_ops = _HELD_OPS if self.holds else _FIRST_FLUSH_OPS
+            if not self.holds and self.state == "live":
+                self.flush()
+
     def forget_scope(self) -> None:
         """The next op asks for its scope, whatever it is."""
         with self.lock:
@@ -268,7 +278,8 @@ class Client:
             self.progress.note_batch(self.batch, self.where)
         self.ops += len(self.where)
         self.code, self.numbers, self.where, self.ambient = [], [], [], -1
-        self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
+        if not self.holds:
+            self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
         if report:
             self._reported = self.batch
         self.due = self.due or due
@@ -439,7 +450,8 @@ class Client:
                 pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
         if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
             self.wait(pending)
-        self.flush_ops = _FIRST_FLUSH_OPS
+        if not self.holds:
+            self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = False
         self._share_failures()
 

@@ -255,11 +255,12 @@ def requery(mesh: Any, handles: list[Any]) -> None:
     """Ask the workers for the metadata of handles that an in-place op changed behind their back."""
     from monarch_lab.controller.calling import call_on
 
-    token = state.recorder.set(None)  # metadata is no value
+    token, coalesced = state.recorder.set(None), state.coalescing.set(False)  # metadata is no value
     try:
         metas = call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.metadata", (handles,))
     finally:
         state.recorder.reset(token)
+        state.coalescing.reset(coalesced)
     if len(metas) != len(handles):
         raise InternalError("metadata of views came back incomplete")
     recorder = mesh.client.recorder

@@ -28,7 +28,7 @@ def publish(recording: Recording) -> None:
         client.recordings[segment.number] = definition
         with client.lock:
             client.define(definition)
-        segment.length = len(segment.ops)
+        recording.length += len(segment.ops)
         segment.ops, segment.refs, segment.made, segment.numbers = [], [], [], []
 
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from monarch_lab.controller import dispatch, locations, scanning, state
 from monarch_lab.controller.client import clients
 from monarch_lab.controller.tape import Tape, Traced, value_of
-from monarch_lab.errors import UsageError, UsageTypeError
+from monarch_lab.errors import UsageError, UsageNotImplementedError, UsageTypeError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Op
 
@@ -284,7 +284,11 @@ def current() -> Recorder | None:
 
 
 def refuse_fetch(what: str) -> None:
-    """Raises where a value is asked for while a function is recorded."""
+    """Raises where a value is asked for while a function is recorded, or inside ``ml.coalescing``."""
+    if state.coalescing.get():
+        raise UsageNotImplementedError(
+            f"{what} inside ml.coalescing(): its ops are not sent yet; do it after the block"
+        )
     recorder = state.recorder.get()
     if recorder is not None:
         raise recorder.refuse(what, "it asks the workers for a value; return the tensor and read it after the call")

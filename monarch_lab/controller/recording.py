@@ -26,7 +26,7 @@ from monarch_lab.errors import UsageRuntimeError
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire.engine import Op
 
-_SENT_AT_ONCE = 64  # a replay of so many ops does not wait for others to share its batch
+_SENT_AT_ONCE = 4_000  # a batch with replays of so many ops does not wait for more: a send costs as much as a replay
 
 
 class RecordedCall(tuple[Any, int]):
@@ -67,7 +67,6 @@ class Segment:
         self.inputs: list[int] = []  # values
         self.outputs: list[int] = []
         self.varying: list[int] = []  # numbers of the tape
-        self.length = 0  # in ops
         self.lines: dict[int, locations.Location] = {}
         self.last_ambient = -1
         # Until it is defined: its ops with the refs of their run, those of its inputs and outputs, the ops' numbers.
@@ -119,6 +118,9 @@ class Recording:
     entries: frozenset[int] = frozenset()
     signature: list[tuple[Any, ...]] = field(default_factory=list)
     lines: list[locations.Location] = field(default_factory=list)
+    length: int = 0  # in ops
+    batch: int = -1  # the one that its last replay is in, and the ops that it has put there
+    unsent: int = 0
     is_verified: bool = False
     is_dead: bool = False
     anchors: list[Any] = field(default_factory=list)
@@ -193,7 +195,10 @@ class Recording:
             owned = {m.value for m in self.made}
             client.dead.extend(refs[v] for v in range(len(inputs) + len(self.literals), self.values) if v not in owned)
             client.collectives_since_sync |= self.collectives
-            if sum(s.length for s in self.segments) >= _SENT_AT_ONCE:
+            if client.batch != self.batch:
+                self.batch, self.unsent = client.batch, 0
+            self.unsent += self.length
+            if self.unsent >= _SENT_AT_ONCE and not client.holds:
                 client.flush()
         client.flush_if_full()
         leaves = [self._result(kind, what, tensors, inputs, made, numbers) for kind, what in self.results]

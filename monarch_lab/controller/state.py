@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # The Recorder of this thread, while a function given to ml.compile is recorded.
 recorder: ContextVar[Recorder | None] = ContextVar("monarch_lab_recorder", default=None)
+coalescing: ContextVar[bool] = ContextVar("monarch_lab_coalescing", default=False)  # inside such a block
 active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
 
 _grad, _inference, _autocast = (

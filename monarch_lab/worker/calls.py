@@ -125,6 +125,11 @@ class OpCode:
             "arm": engine.arm,
         }
 
+    def unchecked(self, template: Template, op: Names) -> list[str]:
+        """The call alone, of one that gives one new tensor."""
+        self.source.op = op
+        return [f"{op.outputs[0]} = {self.source.call(template.function, template.tree)}"]
+
     def lines(self, definition: EntryDef, template: Template, op: Names) -> list[str]:
         self.source.op = op
         lines: list[str] = []

@@ -25,6 +25,15 @@ from monarch_lab.worker import backward, calls
 if TYPE_CHECKING:
     from monarch_lab.worker.engine import Engine
 
+_ARITHMETIC = ("add", "sub", "mul", "div", "true_divide", "neg", "abs", "exp", "log", "sqrt", "tanh", "sigmoid", "relu")
+# By their definition (broadcasting, type promotion) what their result looks like hangs on what their inputs look like
+# alone: it is checked where it leaves the recording, and not at each step. A check costs a third of a small op.
+_BY_DEFINITION = {
+    getattr(place, name)
+    for place in (torch, torch.Tensor)
+    for name in (*_ARITHMETIC, "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__")
+    if hasattr(place, name)
+}
 _TEMPORARY = -(1 << 62)  # refs of values made inside, while a failure is dealt with, lie below
 
 
@@ -104,6 +113,7 @@ class _Writer:
         self.engine = engine
         self.op_code = calls.OpCode(engine)
         self.op_code.names |= {"copy": _copy, "set_ambient": engine.set_ambient, "backward": self._backward}
+        self._leaving = frozenset(definition.outputs)
         self.width = 2 + definition.inputs + definition.varying + len(definition.outputs)
 
     def lines(self, parts: list[_Part]) -> tuple[list[str], list[int]]:
@@ -150,6 +160,8 @@ class _Writer:
                 outputs=[f"x{n}" for n in part.outputs],
                 output_refs=[self._ref(n) for n in part.outputs],
             )
+            if entry.template.function in _BY_DEFINITION and part.outputs and part.outputs[0] not in self._leaving:
+                return self.op_code.unchecked(entry.template, names)
             return self.op_code.lines(entry.definition, entry.template, names)
         code = self.definition.code
         if part.number == Op.AMBIENT:

@@ -264,9 +264,9 @@ def test_other_memory_for_a_tensor_from_outside_is_refused(cell: Any) -> None:
         swap(torch.ones(2))
 
 
-def test_an_optimizer_that_fetches_is_refused(cell: Any) -> None:
+def test_an_optimizer_that_makes_tensors_of_its_counters_is_refused(cell: Any) -> None:
     training, batch = Training(lambda p: optim.ASGD(p, 0.05)), torch.randn(5, 3)
-    with pytest.raises(TypeError, match=r"fetching a value at .self.optimizer.step\(\)"):
+    with pytest.raises(TypeError, match=r"a tensor made of a number that changes at .self.optimizer.step\(\)"):
         ml.compile(training.step)(batch)
     assert type(training.optimizer.param_groups[0]["lr"]) is float
 
