@@ -206,9 +206,12 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**tables, **groups[""])  # type: ignore[arg-type]
 
 
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
 def visible_devices(environ: Mapping[str, str] | None = None) -> list[str] | None:
     """The entries of CUDA_VISIBLE_DEVICES; None where it says nothing."""
-    named = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    named = (os.environ if environ is None else environ).get(VISIBLE_DEVICES)
     return [name.strip() for name in named.split(",")] if named else None
 
 
@@ -216,7 +219,7 @@ def narrow_to_gpu(index: int, environ: MutableMapping[str, str] | None = None) -
     """Let this process see one GPU: entry ``index`` of CUDA_VISIBLE_DEVICES, or of all. Before CUDA is touched."""
     environ = os.environ if environ is None else environ
     visible = visible_devices(environ)
-    environ["CUDA_VISIBLE_DEVICES"] = str(index) if visible is None else visible[index]
+    environ[VISIBLE_DEVICES] = str(index) if visible is None else visible[index]
 
 
 def threads_of_worker(workers: int, environ: Mapping[str, str] | None = None) -> int:

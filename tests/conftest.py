@@ -17,7 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class _Shared:
+class SharedMesh:
     """Starts the mesh at its first use, and again where a test has brought it down."""
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class _Shared:
 
 
 @pytest.fixture(scope="session")
-def shared_mesh() -> Iterator[_Shared]:
-    shared = _Shared()
+def shared_mesh() -> Iterator[SharedMesh]:
+    shared = SharedMesh()
     yield shared
     shared.stop()
 
 
 @pytest.fixture
-def mesh(shared_mesh: _Shared) -> Iterator[Any]:
+def mesh(shared_mesh: SharedMesh) -> Iterator[Any]:
     """A mesh with dims host 1 and gpu 2, not active; what a test leaves failed on it fails the test."""
     mesh = shared_mesh.get()
     with mesh.activate():

@@ -87,6 +87,7 @@ class Agent:
         self._zygote_state = ZygoteState.IMPORTING
         self._zygote_log = os.path.join(spec.directory, "zygote.log")
         self._zygote_reader = MessageReader()
+        self._tried_again = -1  # the process whose order outlived a zygote
         self._waiting: deque[LaunchWorker] = deque()
         self._stderr_bytes = 0  # of the file of the worker that is being forked
         self._children = Children()
@@ -262,7 +263,12 @@ class Agent:
             while self._waiting:
                 self._say(ProcessNotStarted(self._waiting.popleft().process, text))
         elif before is ZygoteState.FORKING and self._waiting:
-            self._say(ProcessNotStarted(self._waiting.popleft().process, "the zygote ended while it forked"))
+            # As a rule it was dead before the order reached it: the next one gets the order, once.
+            if self._tried_again != (order := self._waiting[0]).process:
+                self._tried_again = order.process
+            else:
+                self._waiting.popleft()
+                self._say(ProcessNotStarted(order.process, "two zygotes ended while they forked it"))
         self._fork_next()
 
     def _fork_next(self) -> None:
@@ -308,6 +314,7 @@ class Agent:
             local_world_size=order.local_world_size,
             host=order.host,
             device=mesh.device,
+            gpus=mesh.gpus,
             key=spec.key,
             agent_pid=os.getpid(),
             kernel_pid=spec.kernel_pid,

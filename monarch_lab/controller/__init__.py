@@ -14,7 +14,17 @@ prompts.py    debuggers that wait        flusher.py    sends what has waited
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
-interrupts.py a Ctrl-C that was dropped
+hooks.py      gradient hooks             functions.py  autograd.Function
+gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
+loading.py    load_state_dict of local values
+callbacks.py  the workers call the kernel   called.py  one such call
+crossings.py  values to another mesh   return_path.py  and their gradients back
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
+interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
+process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
+pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
+showing.py    pictures and tables      streams.py     streams and loans between them
+lending.py    what may not be used or written
 
 ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
@@ -33,18 +43,34 @@ _NAMES = {
     "DeviceMesh": "mesh",
     "Future": "futures",
     "MeshTensor": "tensor",
+    "OpaqueModule": "opaque",
+    "Pipe": "pipes",
+    "Stream": "streams",
+    "get_active_stream": "streams",
+    "builtins": "",
+    "show": "showing",
+    "timer": "",
+    "create_pipe": "pipes",
+    "remote_generator": "pipes",
+    "OpaqueObject": "opaque",
     "call_on_shard_and_fetch": "remote_functions",
     "coalescing": "coalesce",
     "compile": "compiling",
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",
+    "grad_function": "gradients",
+    "grad_generator": "gradients",
     "inspect": "moves",
     "no_mesh": "mesh",
+    "opaque_method": "opaque",
     "random": "",
     "reduce": "moves",
     "reduce_": "moves",
     "remote": "remote_functions",
+    "remote_autograd_function": "gradients",
+    "slice_mesh": "crossings",
+    "to_mesh": "crossings",
 }
 
 __all__ = list(_NAMES)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monarch_lab.controller import dispatch, state
+from monarch_lab.controller import dispatch, hooks, state
 from monarch_lab.controller.messages import needs_remote, not_one_value
 from monarch_lab.tensors.meta import Meta, is_contiguous
 
@@ -157,27 +157,6 @@ def _values(func: Any, shown: str, *args: Any) -> Any:
     return call_on(mesh, mesh.ranks_key[0], func, args)
 
 
-class RemoteGradFn:
-    """Stands for the graph node of a value: it lives on the workers; here it has its name alone."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-
-    def name(self) -> str:
-        """The node's class name, asked from the first process."""
-        from monarch_lab.controller.calling import call_on
-
-        mesh = self._tensor._ref.mesh
-        return call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.grad_fn_name", (self._tensor,))
-
-    def __repr__(self) -> str:
-        return f"<{self.name()} on the workers>"
-
-
-def grad_fn(tensor: Any) -> RemoteGradFn | None:
-    return RemoteGradFn(tensor) if tensor._meta.requires_grad and not tensor._meta.is_leaf else None
-
-
 def base(tensor: Any) -> Any:
     """The live handle of the tensor this one is a view of, or None."""
     store = tensor._store
@@ -189,10 +168,6 @@ def base(tensor: Any) -> Any:
 
 def _pinned(tensor: Any, *args: Any) -> bool:
     return False
-
-
-def _register_hook(tensor: Any, hook: Any) -> None:
-    raise needs_remote("a gradient hook")
 
 
 def _same_size(a: Any, b: Any) -> bool:
@@ -223,8 +198,8 @@ def install(cls: type) -> None:
         "equal": _equal,
         "allclose": _allclose,
         "is_pinned": _pinned,
-        "register_hook": _register_hook,
-        "register_post_accumulate_grad_hook": _register_hook,
+        "register_hook": hooks.register_hook,
+        "register_post_accumulate_grad_hook": hooks.register_post_accumulate_grad_hook,
         "is_same_size": _same_size,
         "__contains__": lambda t, x: bool((t == x).any()),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monarch_lab.controller import dispatch, locations
+from monarch_lab.controller import dispatch, locations, return_path
 from monarch_lab.controller.cache import Plan
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
@@ -39,10 +39,10 @@ def set_grad(tensor: Any, value: Any) -> None:
             raise RuntimeError(
                 f"assigned grad has data of a different size: {tuple(value.shape)}, not {tuple(tensor.shape)}"
             )
-        _sent(value)
+        send(value)
     elif tensor._grad is None:
         return
-    _sent(tensor)
+    send(tensor)
     client = tensor._ref.mesh.client
     with client.lock, HeldInterrupt():
         ambient = ambient_number()
@@ -54,7 +54,7 @@ def set_grad(tensor: Any, value: Any) -> None:
         tensor._grad = value
 
 
-def _sent(tensor: Any) -> None:
+def send(tensor: Any) -> None:
     if hasattr(tensor, "_value"):
         from monarch_lab.controller.constants import materialise
 
@@ -63,7 +63,7 @@ def _sent(tensor: Any) -> None:
 
 def set_data(tensor: Any, value: torch.Tensor) -> None:
     """``tensor.data = value``: its metadata may change with it."""
-    _sent(tensor)
+    send(tensor)
     if not getattr(value, "is_mesh_tensor", False):
         raise UsageTypeError("LOCAL_TENSOR: .data of a mesh tensor is a mesh tensor: use mesh.replicate(value)")
     dispatch.dispatch(torch.Tensor.data.__set__, (tensor, value))
@@ -91,11 +91,29 @@ def backward(
             raise UsageTypeError("LOCAL_TENSOR: backward() of a mesh tensor takes mesh tensors: use mesh.replicate(g)")
         if t._ref.mesh is not mesh:
             raise wrong_mesh(torch.autograd.backward, [roots[0], t])
-        _sent(t)
+        send(t)
     create_graph = bool(create_graph)
     keep_graph = create_graph if retain_graph is None else bool(retain_graph)
+    if dispatch.crossings and any(t._crossings for t in roots):
+        return_path.backward(_pass, mesh, roots, gradients, wanted, keep_graph, create_graph)
+    else:
+        _pass(mesh, roots, gradients, wanted, keep_graph, create_graph, mesh.all_equal)
+
+
+def _pass(
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    limit: int,
+) -> tuple[list[return_path.Crossing], int]:
+    """On one mesh. The crossings it reached; dims along which its gradients are equal, those of ``limit`` at most."""
     client = mesh.client
     ambient = ambient_number()
+    crossings = return_path.crossings_of(roots) if dispatch.crossings else []
+    equal = equal_gradients(roots, mesh) & limit
     had = tuple(sorted(ref for ref, leaf in client.leaves.items() if leaf._grad is not None))
     key = (
         tuple(t._sig for t in roots),
@@ -105,26 +123,43 @@ def backward(
         create_graph,
         ambient,
         had,
+        len(crossings),
     )
-    retained = len(client.retained) > 0
+    # A pass that calls functions of the kernel is waited for, whatever its graph has told before.
+    retained = len(client.retained) > 0 or bool(client.callbacks)
     plan = None if retained else client.cache.plans.get(key)
     if plan is not None and all(ref in client.leaves for ref in plan.leaves):  # none has died since
-        _replay(plan, mesh, roots, gradients, wanted, ambient)
-    else:
-        _learn(None if retained else key, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient)
+        reached = [c for c, is_reached in zip(crossings, plan.reached, strict=True) if is_reached]
+        _replay(plan, mesh, roots, gradients, wanted, ambient, [c.number for c in reached], equal)
+        return reached, equal
+    kept = None if retained else key
+    numbers, equal = _learn(kept, mesh, roots, gradients, wanted, keep_graph, create_graph, ambient, crossings, equal)
+    return return_path.by_number(crossings, numbers), equal
 
 
-def _equal(roots: Sequence[Any], mesh: Any) -> int:
+def equal_gradients(roots: Sequence[Any], mesh: Any) -> int:
     """A gradient is equal along a dim where all its graph read was."""
     mask = mesh.all_equal
     for t in roots:
         mask &= (t._store or t._ref).equal
+    return folded(mask)
+
+
+def folded(mask: int) -> int:
+    """Equal along the dims where both the value and what its graph read are."""
     graph = mask >> GRAPH & (mask & ((1 << GRAPH) - 1))
     return graph | graph << GRAPH
 
 
 def _replay(
-    plan: Plan, mesh: Any, roots: Sequence[Any], gradients: Sequence[Any], wanted: Sequence[Any], ambient: int
+    plan: Plan,
+    mesh: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    ambient: int,
+    crossings: Sequence[int],
+    equal: int,
 ) -> None:
     client = mesh.client
     with client.lock, HeldInterrupt():
@@ -142,9 +177,10 @@ def _replay(
             outs.append(next(client.refs) if fresh else 0)
             had = None if fresh else client.leaves[leaf]._grad
             code.extend((leaf, outs[-1], 0 if had is None else had._ref.id))
+        code.extend(crossings)
         client.where.append(locations.here(3))
         client.code.extend(code)
-        _store(client, mesh, plan.leaves, outs, plan.grads, _equal(roots, mesh))
+        store(client, mesh, plan.leaves, outs, plan.grads, equal)
     client.flush_if_full()
 
 
@@ -157,7 +193,9 @@ def _learn(
     keep_graph: bool,
     create_graph: bool,
     ambient: int,
-) -> None:
+    crossings: Sequence[return_path.Crossing],
+    equal: int,
+) -> tuple[list[int], int]:
     from monarch_lab.controller.learning import raise_learn_failure
 
     client = mesh.client
@@ -179,46 +217,69 @@ def _learn(
 
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
-        pending = client.request(make, mesh.ranks_key)
+        pending = client.request(make, mesh.ranks_key, stream=mesh.stream_number)
+        pending.mesh, pending.equal = mesh, equal
     try:
         client.wait(pending)
     except KeyboardInterrupt:
         _put_back(client, mesh)
         raise
+    except BaseException:
+        _conclude_failed(client, mesh, pending)
+        raise
     bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
     if bad:
-        _take_back(client, mesh, [m for m, _ in pending.replies.values() if isinstance(m, wire.BackwardLearned)])
+        _conclude_failed(client, mesh, pending)
         raise_learn_failure(client, bad)
     client.check_alive(mesh.ranks_key)
     answers = {r: m for r, (m, _) in pending.replies.items()}
     first = answers[min(answers)]
-    if any((m.touched, m.fresh) != (first.touched, first.fresh) for m in answers.values()):
+    told = (first.touched, first.outs, first.crossings)
+    if any((m.touched, m.outs, m.crossings) != told for m in answers.values()):
         _take_back(client, mesh, list(answers.values()))
         texts = "; ".join(f"rank {r}: {len(m.touched)}" for r, m in sorted(answers.items()))
         raise UsageTypeError(
             f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
         )
-    outs = [-(first.ident << _OUT_BITS) - k if fresh else 0 for k, fresh in enumerate(first.fresh)]
     used = [t._ref.id if t is not None else 0 for t in (*roots, *gradients, *wanted)]
-    used += [*first.touched, *(_added_to(client, *pair) for pair in zip(first.touched, first.fresh, strict=True))]
-    _store(client, mesh, first.touched, outs, first.grads, _equal(roots, mesh))
-    if key is None and client.recorder is not None:
-        raise client.recorder.refuse("backward() while retain_grad() holds", "use torch.autograd.grad")
-    if key is not None:
-        plan = Plan(client.cache.next_plan(), first.touched, first.fresh, first.grads)
-        client.cache.layouts[-plan.number] = (len(roots), len(wanted), len(first.grads))
-        client.cache.kinds[-plan.number] = (keep_graph, create_graph, tuple(first.fresh), tuple(first.grads))
+    used += [*first.touched, *(_added_to(client, *pair) for pair in zip(first.touched, first.outs, strict=True))]
+    store(client, mesh, first.touched, first.outs, first.grads, pending.equal)
+    if client.recorder is not None and (key is None or pending.was_called or first.crossings):
+        raise client.recorder.refuse(
+            "a backward() that crosses meshes, calls hooks or retains gradients", "leave it outside of the function"
+        )
+    if key is not None and not pending.was_called:
+        reached = [c.number in first.crossings for c in crossings]
+        plan = Plan(client.cache.next_plan(), first.touched, [out != 0 for out in first.outs], first.grads, reached)
+        sizes = (len(roots), len(wanted), len(first.grads))
+        client.cache.layouts[-plan.number] = (*sizes, len(first.crossings))
+        client.cache.kinds[-plan.number] = (keep_graph, create_graph, tuple(plan.fresh), tuple(first.grads))
         if client.recorder is not None:
-            client.recorder.note_learned_backward(plan.number, used, outs, ambient, mesh)
+            client.recorder.note_learned_backward(plan.number, used, first.outs, ambient, mesh)
+        counts = (len(roots), len(wanted), keep_graph, create_graph)
         with client.lock:
-            client.define(wire.BackwardDef(plan.number, len(roots), len(wanted), keep_graph, create_graph, first.grads))
+            client.define(wire.BackwardDef(plan.number, *counts, first.grads, len(first.crossings)))
         client.cache.keep_plan(key, plan)
+    return first.crossings, pending.equal
 
 
-def _added_to(client: Any, leaf: int, fresh: bool) -> int:
+def _conclude_failed(client: Any, mesh: Any, pending: Any) -> None:
+    """As in plain torch, the leaves keep what they got before the pass failed, where it failed at one place."""
+    answers = [getattr(m, "partial", m) for m, _ in pending.replies.values() if m is not None]
+    parts = [m for m in answers if m is not None]
+    if not parts:
+        return
+    first = parts[0]
+    if len(parts) == len(mesh.ranks_key) and all((m.touched, m.outs) == (first.touched, first.outs) for m in parts):
+        store(client, mesh, first.touched, first.outs, first.grads, pending.equal)
+    else:
+        _take_back(client, mesh, parts)
+
+
+def _added_to(client: Any, leaf: int, out: int) -> int:
     """The ref of the gradient that a pass adds to, or 0."""
     handle = client.leaves.get(leaf)
-    return 0 if fresh or handle is None or handle._grad is None else handle._grad._ref.id
+    return 0 if out or handle is None or handle._grad is None else handle._grad._ref.id
 
 
 def _put_back(client: Any, mesh: Any) -> None:
@@ -235,11 +296,11 @@ def _take_back(client: Any, mesh: Any, answers: Sequence[wire.BackwardLearned]) 
     """A pass that failed on some ranks leaves no gradient on the others: a new one goes, one added to is lost."""
     lost: set[int] = set()
     for answer in answers:
-        for leaf, fresh in zip(answer.touched, answer.fresh, strict=True):
+        for leaf, out in zip(answer.touched, answer.outs, strict=True):
             handle = client.leaves.get(leaf)
             if handle is None:
                 continue
-            if handle._grad is not None and not fresh:
+            if handle._grad is not None and not out:
                 lost.add(handle._grad._ref.id)
                 continue
             with client.lock:
@@ -253,9 +314,10 @@ def _take_back(client: Any, mesh: Any, answers: Sequence[wire.BackwardLearned]) 
         client.order(wire.Poison(sorted(lost), failure), mesh.ranks_key)
 
 
-def _store(
+def store(
     client: Any, mesh: Any, leaves: Sequence[int], outs: Sequence[int], grads: Sequence[wire.TensorMeta], equal: int
 ) -> None:
+    """A pass has given these leaves gradients: new ones under the refs ``outs``, or (0) added to those they had."""
     for leaf, out, meta in zip(leaves, outs, grads, strict=True):
         handle = client.leaves.get(leaf)
         if handle is None:
@@ -295,7 +357,7 @@ def retain_grad(tensor: Any) -> None:
     if tensor._meta.is_leaf or tensor._ref.id in tensor._ref.mesh.client.retained:
         return
     client = tensor._ref.mesh.client
-    client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key)
+    client.order(wire.Retain(tensor._ref.id), tensor._ref.mesh.ranks_key, stream=tensor._ref.mesh.stream_number)
     client.retained[tensor._ref.id] = tensor
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from monarch_lab.tensors.meta import Meta
@@ -30,6 +30,7 @@ class Entry:
     plain: bool = False  # single, no view, nothing random: what binary_method handles
     in_place: int = -1  # the input that is the result and all that was written
     news: int = 0  # outputs that get a ref
+    told: tuple[list, list[Any]] | None = None  # (tree, its Python values), of a propagator that gave some
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Plan:
     leaves: list[int]
     fresh: list[bool]
     grads: list[TensorMeta]
+    reached: list[bool] = field(default_factory=list)  # of the crossings in its graph, oldest first
 
 
 class Cache:
@@ -47,11 +49,12 @@ class Cache:
         self.entries: dict[tuple[Any, ...], Entry] = {}
         self.templates: dict[tuple[Any, ...], int] = {}
         self.plans: dict[tuple[Any, ...], Plan] = {}
+        self.moves: dict[tuple[Any, ...], Any] = {}  # see crossings.py
         self.never: set[tuple[Any, ...]] = set()  # kinds whose result was another than the first time
         self.forgotten: set[int] = set()  # numbers whose prediction was wrong: recordings with them are not used
         # What of each entry is in the stream: (inputs, numbers, new outputs); of a plan, under its number made
-        # negative: (roots, inputs, gradients).
-        self.layouts: dict[int, tuple[int, int, int]] = {}
+        # negative: (roots, inputs, gradients, crossings).
+        self.layouts: dict[int, tuple[int, ...]] = {}
         self.kinds: dict[int, tuple[Any, ...]] = {}  # what an entry (or, negative, a plan) is, whatever its number
         self.misses = 0  # calls that waited to learn
         self.asked = 0  # calls that wait every time: data dependent

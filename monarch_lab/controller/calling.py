@@ -65,7 +65,7 @@ def send_call(
 
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient))
-        pending = client.request(make, (rank,))
+        pending = client.request(make, (rank,), stream=mesh.stream_number)
     return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 
 
@@ -84,6 +84,8 @@ def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True
         if message.failure.interrupted and not message.dependent:
             raise KeyboardInterrupt
         if message.dependent and raise_cause:
+            if client.world > 1:  # the cause may be another rank's, whose word of it is on its way
+                client.settle()
             client.raise_failure(message.failure)
         raise failures.build({rank: message.failure}, None, None)
     return payload.loads(frames)

@@ -24,17 +24,20 @@ from typing import TYPE_CHECKING, Any
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
+from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.state import recorder as current_recorder
+from monarch_lab.controller.state import refuse_process_wide
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
+from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.engine import Op
@@ -56,6 +59,7 @@ class Client:
         self.name = name
         self.world = world
         self.settings = settings
+        self.segments = SegmentReader()
         self.front: Front | None = None
         self.lock = threading.RLock()
         self.cache = Cache(settings.engine.cache_entries)
@@ -90,6 +94,10 @@ class Client:
         self.recordings: dict[int, wire.RecordingDef] = {}
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
+        self.stream = 0  # of the buffered batch; 0 is the default one
+        self._dead_of: dict[int, deque[int]] = {0: self.dead}
+        self._told_streams: set[tuple[int, int]] = set()  # (rank, stream)
+        self.lent: dict[int, list[int]] = {}  # ref of a borrowed value -> those it was lent from
         self._supervisor: Supervisor | None = None
         self.batch = 0
         self.progress = Progress(world)
@@ -105,6 +113,7 @@ class Client:
         self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self.callbacks = Callbacks(self)
         self._waiters: list[Pending] = []
         self._stopped_batch = -1
         asked = settings.controller.operations_per_progress_request
@@ -189,6 +198,7 @@ class Client:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
+            self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
                 self._gone.pop(rank, None)
                 self._stuck.pop(rank, None)
@@ -211,6 +221,8 @@ class Client:
             self._definition_frames.extend(frames)
 
     def define_ambient(self, ambient: int, values: dict[str, Any]) -> None:
+        if len(self._dead_of) > 1:
+            refuse_process_wide(values)
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
@@ -226,6 +238,8 @@ class Client:
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
             self.scope_mesh = mesh
+            if mesh.stream_number != self.stream:
+                self._turn_to(mesh.stream_number)
 
     def _check_recorder(self) -> None:
         if (recorder := current_recorder.get()) is not None and recorder.client is not self:
@@ -244,6 +258,27 @@ class Client:
         with self.lock:
             self.flush()
             self.scope = None
+
+    def dead_of(self, stream: int) -> deque[int]:
+        """Where refs of a stream go when their handle died: they are deleted in its own order."""
+        with self.lock:
+            return self._dead_of.setdefault(stream, deque())
+
+    def _turn_to(self, stream: int) -> None:
+        self.stream = stream
+        self.dead = self.dead_of(stream)
+
+    def _routed(self, order: Any, stream: int, ranks: tuple[int, ...] | None) -> bytes:
+        if not stream:
+            return encode(order)
+        for rank in self.all_ranks:
+            # A stream that a worker has not heard of knows no definition; later ones go to all streams.
+            if (rank, stream) not in self._told_streams:
+                self._told_streams.add((rank, stream))
+                for definitions, payloads in self._defined:
+                    define = wire.OnStream(stream, wire.Define(definitions))
+                    self.supervisor.send((rank,), encode(define), payloads)
+        return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:
         """Send what is buffered."""
@@ -272,7 +307,8 @@ class Client:
             self.numbers = self.recorder.note_batch(self.code, self.numbers, self.where)
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
-        report = (due or reported) and self._everywhere(ranks)
+        stream = self.stream
+        report = (due or reported) and self._everywhere(ranks) and not stream
         batch = wire.Batch(self.batch, self.cell, self.scope_number, self.code, self.numbers, report)
         if self.where:
             self.progress.note_batch(self.batch, self.where)
@@ -286,10 +322,12 @@ class Client:
         is_alone = not self._elsewhere and (report or not due)
         if joining is not None and is_alone and joining == (self.all_ranks if ranks is None else ranks):
             return batch
-        self._send(ranks, encode(batch))
+        self._send_definitions()  # before _routed, which tells a stream new to the worker all there are
+        self._send(ranks, self._routed(batch, stream, ranks))
         if self._elsewhere:
             self.batch += 1
-            self._send(None, encode(wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)))
+            rest = wire.Batch(self.batch, self.cell, 0, self._elsewhere, [], False)
+            self._send(None, self._routed(rest, stream, None))
             self._elsewhere = []
         if due and not report:
             self._send_mark()
@@ -312,16 +350,29 @@ class Client:
             if not whole:
                 self._elsewhere += (Op.DELETE, ref)
 
+    def _delete_elsewhere(self) -> None:
+        """What died on streams that are not in use now."""
+        for stream, dead in self._dead_of.items():
+            if dead and stream != self.stream:
+                code: list[int] = []
+                while dead:
+                    code += (Op.DELETE, dead.popleft())
+                self.batch += 1
+                self._send(None, self._routed(wire.Batch(self.batch, self.cell, 0, code, [], False), stream, None))
+
     def _everywhere(self, ranks: tuple[int, ...] | None) -> bool:
         return ranks is None or len(ranks) == self.world
 
     def _send(self, ranks: tuple[int, ...] | None, header: bytes, frames: Sequence[bytes | memoryview] = ()) -> None:
+        self._send_definitions()
+        self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
+
+    def _send_definitions(self) -> None:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
             self._defined.append(([d for d in definitions if not isinstance(d, wire.RecordingDef)], payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
-        self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
     def _send_mark(self) -> int:
         """An empty batch that every rank reports: completion is the same number everywhere."""
@@ -350,7 +401,7 @@ class Client:
         return pending
 
     def order(
-        self, message: wire.Order, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = ()
+        self, message: Any, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = (), stream: int = 0
     ) -> None:
         """Send one order in its place in the stream."""
         self._check_recorder()
@@ -359,10 +410,23 @@ class Client:
         with self.lock:
             self.flush()
             with HeldInterrupt():
-                self._send(None if ranks is None else tuple(ranks), encode(message), frames)
+                to = None if ranks is None else tuple(ranks)
+                self._send_definitions()
+                self._send(to, self._routed(message, stream, to), frames)
+
+    def after_all(self, fn: Callable[[], None]) -> None:
+        """Call ``fn`` once every rank has done what was sent so far, or one of them is gone. On the I/O thread."""
+        with self.lock, HeldInterrupt():
+            self._flush_held()
+            pending = self._wait_for_mark(self._send_mark())
+        pending.add_callback(fn)
 
     def request(
-        self, make: Callable[[int], wire.Question], ranks: Sequence[int], frames: Sequence[bytes | memoryview] = ()
+        self,
+        make: Callable[[int], wire.Question],
+        ranks: Sequence[int],
+        frames: Sequence[bytes | memoryview] = (),
+        stream: int = 0,
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
         self._check_recorder()
@@ -370,12 +434,14 @@ class Client:
             ranks = tuple(ranks)
             self.check_alive(ranks)
             with HeldInterrupt():
-                batch = self._flush_held(joining=ranks)
+                batch = self._flush_held(joining=ranks if stream == self.stream else None)
                 ident = self._last_ident = next(self._idents)
                 pending = self._pending[ident] = Pending(ranks, self.batch)
                 self.progress.note_call(ident, here(2), pending)
                 order = make(ident)
-                self._send(ranks, encode(order if batch is None else wire.Together(batch, order)), frames)
+                whole = order if batch is None else wire.Together(batch, order)
+                self._send_definitions()
+                self._send(ranks, self._routed(whole, stream, ranks), frames)
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)
@@ -417,11 +483,18 @@ class Client:
                 interrupts.raise_lost()
                 if self._prompts:
                     self._prompts.serve(self.front or get_default_front())
+                if pending.calls:
+                    self.callbacks.serve(pending)
         except KeyboardInterrupt:
+            self.callbacks.refuse([*self._pending.values(), pending])
             self.stop_cell()
             raise
         finally:
             self._waiters.remove(pending)
+        if pending.calls:  # of ranks whose answer no longer counts, for another one is gone
+            self.callbacks.refuse([pending])
+        if pending.error is not None:
+            raise pending.error
         if self.state == "closed" and pending.waiting:
             self.check_alive()
 
@@ -442,6 +515,7 @@ class Client:
                 return self.check_alive()
             with HeldInterrupt():
                 self._flush_held(reported=True)
+                self._delete_elsewhere()
             if not self.alive:
                 return self.check_alive()
             pending = None
@@ -459,6 +533,7 @@ class Client:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
         for failure, refs in self._failures.take_poisoned(self.scope_ranks):
             if self.world > 1:
+                refs = refs + [origin for r in refs for origin in self.lent.get(r, ())]
                 self.order(wire.Poison(refs, failure), None)
 
     def raise_failure(self, cause: wire.Failure | None = None) -> None:
@@ -542,10 +617,16 @@ class Client:
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.DeviceMemory():
+                self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
+            case wire.Called():
+                self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Released():
+                self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
                 if message.text.strip():
                     front = self.front or get_default_front()
@@ -557,11 +638,21 @@ class Client:
                     waiting.fill(rank, wire.LearnFailed(0, failure), [])  # whichever it was, it gets no other answer
             case _:
                 asked = self._pending.get(message.ident)
+                frames = frames[1:]
+                if isinstance(message, wire.Fetched) and message.segments:  # at once: who asked may have gone
+                    message, frames = self._mapped(rank, message, frames)
                 if asked is not None:
-                    asked.fill(rank, message, frames[1:])
+                    asked.fill(rank, message, frames)
                     self.progress.note_answer(rank, message.ident, asked)
                     if asked.done:
                         self._pending.pop(message.ident, None)
+
+    def _mapped(self, rank: int, message: wire.Fetched, frames: list[Any]) -> tuple[wire.Report, list[Any]]:
+        try:
+            return message, self.segments.open(self.supervisor.processes[rank].pid, frames, message.segments)
+        except (OSError, ValueError) as e:
+            failure = wire.Failure("OSError", f"memory of rank {rank} cannot be mapped here: {e}", [], rank=rank)
+            return wire.FetchFailed(message.ident, failure), []
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
         self._failures.note(rank, message.poisoned, message.unwritten)  # before anyone takes the batch for done

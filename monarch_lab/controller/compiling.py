@@ -22,7 +22,7 @@ from monarch_lab.controller.record_builder import build
 from monarch_lab.controller.record_code import publish
 from monarch_lab.controller.recorder import Recorder
 from monarch_lab.controller.recording import Recording
-from monarch_lab.controller.state import active_mesh, ambient_number
+from monarch_lab.controller.state import active_mesh, active_stream, ambient_number
 from monarch_lab.controller.surroundings import View, look
 from monarch_lab.controller.tape import MathHook
 from monarch_lab.errors import UsageTypeError
@@ -55,7 +55,7 @@ class Compiled:
             return self._fn(*args, **kwargs)  # a part of the recording around it
         view = look(self._fn, args, kwargs)
         client = _client_of(view)
-        if client is None:
+        if client is None or client.callbacks:  # hooks and the like run here, and are waited for
             return self._fn(*args, **kwargs)
         self._refuse_grad(view)
         key = self._key(view, client)
@@ -83,7 +83,7 @@ class Compiled:
         own = self._own.get(len(view.key))
         parts = view.key if not own else [None if k in own else part for k, part in enumerate(view.key)]
         mesh = active_mesh.get()
-        return (ambient_number(), id(mesh), client.varied, id(client.varied_mesh), *parts)
+        return (ambient_number(), id(mesh), active_stream.get(), client.varied, id(client.varied_mesh), *parts)
 
     def _record(
         self,

@@ -20,6 +20,7 @@ from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.tensors.meta import Meta
+from monarch_lab.tensors.opaque import OpaqueRef
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire.engine import Op
 
@@ -32,6 +33,9 @@ handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as a
 all_classes: frozenset[type] = frozenset()  # these and constants
 special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
 graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
+crossings: set[int] = (
+    set()
+)  # of graphs that go on on another mesh (crossings.py): while there is one, handles carry theirs
 
 
 def make_handle(meta: Meta, ref: Ref) -> Any:
@@ -123,7 +127,13 @@ def _dispatch_scanned(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] |
         if t._ref.mesh is not call.mesh:
             _wrong_mesh(func, call.tensors)
     if func in graph_functions:
+        if crossings:
+            from monarch_lab.controller.return_path import check_stays
+
+            check_stays("torch.autograd.grad", call.mesh, call.tensors)
         call.key += (tuple(t._sig for t in call.tensors),)
+        if call.mesh.client.callbacks:  # it may come to one, and is waited for
+            return _learn(call)
     entry = call.mesh.client.cache.entries.get(call.key) if call.hashable else None
     if entry is None:
         return _learn(call)
@@ -160,6 +170,10 @@ def replay(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
             _issue(entry, tensors, numbers, ambient, mesh)
             mesh.client.flush_if_full()
             return target
+    if entry.mutated:
+        for k in entry.mutated:  # raises where it is lent to be read: see lending.py
+            store = tensors[k]._store or tensors[k]._ref
+            store.equal = store.equal
     with HeldInterrupt():  # what the op does to its inputs is noted with it or not at all
         outs = _issue(entry, tensors, numbers, ambient, mesh)
         result = finish(entry, tensors, outs, mesh)
@@ -277,6 +291,15 @@ def sign(handle: Any, number: int, index: int, tensors: list[Any]) -> None:
         handle._ref.mesh.client.leaves[handle._ref.id] = handle
     else:
         handle._sig = hash((number, index, *[t._sig for t in tensors]))
+        if crossings:
+            carry(handle, tensors)
+
+
+def carry(handle: Any, tensors: list[Any]) -> None:
+    """A handle's graph goes on on other meshes where that of its inputs did."""
+    found = {c.number: c for t in (handle, *tensors) for c in t._crossings}
+    if found:
+        handle._crossings = tuple(found[number] for number in sorted(found))
 
 
 def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
@@ -338,8 +361,12 @@ def _resign(entry: Entry, tensors: list[Any], before: list[int]) -> None:
         if not (target._meta.requires_grad or target._sig):
             continue
         target._sig = hash((entry.number, k, *before)) if target._meta.requires_grad else 0
-        for other in (target._store or target._ref).others(target):
+        others = (target._store or target._ref).others(target)
+        for other in others:
             other._sig = hash((other._sig, target._sig))
+        if crossings:
+            for handle in (target, *others):
+                carry(handle, tensors)
 
 
 def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> Any:
@@ -349,6 +376,9 @@ def build(tree: list, handles: list[Any], values: list[Any] | None = None) -> An
             return handles[index]
         case ["n"]:
             return None
+        case ["o", index]:
+            handles[index]._sig = handles[index]._ref.id  # a graph through one object is no graph through another
+            return OpaqueRef.around(handles[index])
         case ["p", index]:
             return (values or [])[index]
         case ["c", index, children]:

@@ -7,17 +7,19 @@ error, by rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller import failures, state
+from monarch_lab.controller import failures, lending, state
+from monarch_lab.controller.autograd import folded
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
-from monarch_lab.controller.dispatch import build, finish, graph_functions, make_handle
+from monarch_lab.controller.dispatch import build, finish, graph_functions, make_handle, replay
 from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
@@ -48,6 +50,8 @@ def template_of(call: Call) -> int:
     if number is None:
         number = client.cache.next_template()
         tree, sources = payload.pack(tree_of(call))
+        for _, _, more in call.packed.values():
+            sources |= more
         definition = wire.TemplateDef(
             number, name, len(call.tensors), len(call.numbers), getattr(call.func, "collective", False)
         )
@@ -65,6 +69,10 @@ def learn(call: Call) -> Any:
     call.mesh.check_alive()
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
+    if may_write(call.func, call.kwargs):
+        is_several = "foreach" in getattr(call.func, "__name__", "")
+        written = call.tensors if is_several else call.tensors[:1]
+        lending.refuse_write([*written, *(t for t in tree_leaves(call.kwargs.get("out")) if hasattr(t, "_ref"))])
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -85,7 +93,8 @@ def learn(call: Call) -> Any:
 
     with client.lock:
         client.define_ambient(call.ambient, ambient_values(call.ambient))
-        pending = client.request(make, call.mesh.ranks_key)
+        pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
+        pending.mesh, pending.equal = call.mesh, 0 if getattr(call.func, "opaque", False) else _folded(call)
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -96,6 +105,13 @@ def learn(call: Call) -> Any:
             _no_longer_equal(call, range(len(call.tensors)))
         raise
     return _conclude(call, template, pending)
+
+
+def _folded(call: Call) -> int:
+    mask = call.mesh.all_equal
+    for t in call.tensors:
+        mask &= (t._store or t._ref).equal
+    return folded(mask)
 
 
 def _no_longer_equal(call: Call, indices: Iterable[int]) -> None:
@@ -116,12 +132,18 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
     if first.grads:
         take_gradients(call.mesh, first)
+    if pending.was_called:
+        for t in tree_leaves(handled):
+            if getattr(t, "is_mesh_tensor", False) and not any(t is given for given in call.tensors):
+                (t._store or t._ref).equal &= pending.equal
     asked = first.dynamic or not call.hashable or call.key in client.cache.never
     if asked:
         client.cache.asked += 1
     else:
         _keep(call, entry, template, first)
     if client.recorder is not None:
+        if pending.was_called:
+            raise client.recorder.refuse(f"{shown(call.func)}, which calls the kernel,", "call it before or after")
         if asked:
             raise _not_recorded(client.recorder, call, hangs_on_values=first.dynamic or call.hashable)
         client.recorder.note_learned(entry.number, call, inputs, outs)
@@ -133,6 +155,31 @@ def _not_recorded(recorder: Any, call: Call, *, hangs_on_values: bool) -> UsageE
     if hangs_on_values:
         return recorder.refuse(f"{what}, whose result hangs on the values it is given,", "call it before or after")
     return recorder.refuse(f"{what} with an argument that may change", "give it tensors, numbers, strings and tuples")
+
+
+def issue_told(
+    call: Call,
+    entry: Entry | None,
+    tell: Callable[[], tuple[wire.Learned, list[Any]]],
+    values: list[Any] | None = None,
+) -> Any:
+    """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known;
+    ``values``: those of this call, where it may give others than the first of its kind."""
+    call.mesh.check_alive()
+    if entry is None:
+        answer, told = tell()
+        template = template_of(call)
+        entry = _entry(call, template, answer)
+        _define(call, entry, template, answer)
+        if told:
+            entry.tree = ["s", "tuple", [["t", k] for k in range(len(entry.outputs))]]
+            entry.told = (answer.tree, told)
+        if call.hashable:
+            call.mesh.client.cache.keep(call.key, entry)
+    handles = replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+    if entry.told is None:
+        return handles
+    return build(entry.told[0], list(handles), entry.told[1] if values is None else values)
 
 
 def take_gradients(mesh: Any, answer: wire.Learned) -> None:
@@ -173,12 +220,17 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
 
 
 def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
+    _define(call, entry, template, answer)
+    call.mesh.client.cache.keep(call.key, entry)
+
+
+def _define(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
     client = call.mesh.client
     entry.number = client.cache.next_entry()
     client.cache.layouts[entry.number] = (len(call.tensors), len(call.numbers), entry.news)
     # The templates of graph functions are of one graph.
     what = call.func if call.func in graph_functions else template
-    client.cache.kinds[entry.number] = (what, tuple(answer.outputs), tuple(answer.keeps))
+    client.cache.kinds[entry.number] = (what, tuple(answer.outputs), tuple(answer.keeps), tuple(answer.mutated))
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
@@ -201,7 +253,6 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
                 answer.private,
             )
         )
-    client.cache.keep(call.key, entry)
 
 
 def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list[Any]]]:

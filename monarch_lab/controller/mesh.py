@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,9 @@ from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import mode, placing
+from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
-from monarch_lab.controller.state import active_mesh
+from monarch_lab.controller.state import active_mesh, active_stream
 from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
@@ -21,6 +23,7 @@ from monarch_lab.wire.snapshot import MeshSnapshot
 
 if TYPE_CHECKING:
     from monarch_lab.controller.client import Client
+    from monarch_lab.controller.process_groups import RemoteProcessGroup
 
 Ranks = int | Sequence[int] | str | None
 
@@ -29,7 +32,7 @@ class Activation:
     """An activated mesh (or none): in force at once, until ``deactivate`` or the end of a ``with``."""
 
     def __init__(self, mesh: DeviceMesh | None) -> None:
-        self._token = active_mesh.set(mesh)
+        self._token = active_mesh.set(mesh and mesh.on(active_stream.get()))
         self._pushed = mesh is not None
         self._active = True
         if self._pushed:
@@ -40,6 +43,10 @@ class Activation:
 
     def __exit__(self, *exc: object) -> None:
         self.deactivate()
+
+    @property
+    def is_active(self) -> bool:
+        return self._active
 
     def deactivate(self) -> None:
         if not self._active:
@@ -80,7 +87,7 @@ class DeviceMesh:
     Two meshes over the same processes with the same names are equal. ``with mesh:`` stops it at the end.
     """
 
-    def __init__(self, client: Client, slice_: Slice, names: Sequence[str], owner: Any) -> None:
+    def __init__(self, client: Client, slice_: Slice, names: Sequence[str], owner: Any, stream: Any = None) -> None:
         self.client = client
         self.slice_ = slice_
         self.names = tuple(names)
@@ -88,23 +95,35 @@ class DeviceMesh:
         self.ranks_key: tuple[int, ...] = tuple(slice_)
         full = (1 << len(self.names)) - 1
         self.all_equal = full | full << GRAPH
-        self.let_go = client.dead.append
-        self.let_go_large = client.let_go_large
+        # Of values on another stream than the default one, the mesh is an object of its own, so that an op that mixes
+        # streams is seen as one that mixes meshes is. See streams.py.
+        self.stream = stream
+        self.stream_number: int = 0 if stream is None else stream.number
+        self.let_go = client.dead_of(self.stream_number).append
+        self.let_go_large = client.let_go_large if stream is None else self.let_go
         self.lost = ""  # of what was made before a rank had another process: why it cannot be used
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
         self._number = 0
+        self._activations: list[Activation] = []
 
     # --- identity
 
     def _other(self, slice_: Slice, names: Sequence[str]) -> DeviceMesh:
-        """The one object for these processes and names."""
-        key = (slice_, tuple(names))
+        """The one object for these processes and names (and stream)."""
+        return self._twin(slice_, names, self.stream)
+
+    def _twin(self, slice_: Slice, names: Sequence[str], stream: Any) -> DeviceMesh:
+        key = (slice_, tuple(names)) if stream is None else (slice_, tuple(names), stream)
         known = self._owner.parts
         found = known.get(key)
         if found is None:
-            found = known[key] = DeviceMesh(self.client, slice_, names, self._owner)
+            found = known[key] = DeviceMesh(self.client, slice_, names, self._owner, stream)
         return found
+
+    def on(self, stream: Any) -> DeviceMesh:
+        """The mesh as values on ``stream`` (None: the default one) have it."""
+        return self if stream is self.stream else self._twin(self.slice_, self.names, stream)
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{n}={s}" for n, s in self.sizes.items()) or f"rank {self.ranks_key[0]}"
@@ -165,6 +184,11 @@ class DeviceMesh:
             del names[axis]
         return self._other(part, names)
 
+    def __call__(self, **dims: Any) -> DeviceMesh:
+        """Deprecated: ``slice``."""
+        warnings.warn("mesh(...) is deprecated: use mesh.slice(...)", DeprecationWarning, stacklevel=2)
+        return self.slice(**dims)
+
     def rename(self, **dims: str) -> DeviceMesh:
         """The same processes under other names: ``mesh.rename(host="dp")``."""
         for name in dims:
@@ -220,10 +244,21 @@ class DeviceMesh:
             total *= self.slice_.sizes[self.axis(name)]
         return total
 
+    def process_group(self, dims: str | Sequence[str] = ()) -> RemoteProcessGroup:
+        """The processes along ``dims`` (all where none is named) as a group for remote functions, which get a torch
+        ProcessGroup. Each call gives another. Raises KeyError for an unknown dim, TypeError for one named twice."""
+        from monarch_lab.controller.process_groups import RemoteProcessGroup
+
+        return RemoteProcessGroup(self, dims)
+
     def to_tensor(self) -> torch.Tensor:
         """The processes' rank numbers, a local int64 tensor of the mesh's sizes."""
         with no_mesh.activate():
             return torch.tensor(self.ranks_key).reshape(self.slice_.sizes)
+
+    def to_table(self) -> str:
+        """Its processes as text, rows by all dims but the last: ``host.gpu[rank]`` of each."""
+        return table(self.slice_, self.sizes, self.client.label)
 
     # --- tensors on it
 
@@ -302,11 +337,15 @@ class DeviceMesh:
         self.client.scope_ranks[number] = self.ranks_key
         return number
 
+    def next_number(self) -> int:
+        """One that no mesh of its processes has."""
+        return self._owner.next_number()
+
     def defined(self) -> int:
         """The number under which the workers know this mesh."""
         if not self._number:
             with self.client.lock:
-                number = self._owner.next_number()
+                number = self.next_number()
                 self.client.define(
                     wire.MeshDef(number, list(self.names), list(self.slice_.sizes), list(self.ranks_key))
                 )
@@ -318,7 +357,17 @@ class DeviceMesh:
     def activate(self) -> Activation:
         """Factory calls of this context make tensors on it. In force when called; a ``with`` ends it."""
         self.check_alive()
-        return Activation(self)
+        self._activations = [a for a in self._activations if a.is_active]
+        self._activations.append(Activation(self))
+        return self._activations[-1]
+
+    def deactivate(self) -> None:
+        """End the last activation of this mesh that is in force. ValueError where there is none."""
+        while self._activations:
+            last = self._activations.pop()
+            if last.is_active:
+                return last.deactivate()
+        raise UsageValueError(f"{self} is not active, so it cannot be deactivated")
 
     def check_alive(self, ranks: Iterable[int] | None = None) -> None:
         """Raises ClosedError or DeviceException where ops on its processes (or ``ranks`` of them) cannot run."""
@@ -329,7 +378,7 @@ class DeviceMesh:
 
     def before(self, ranks: Iterable[int], lost: str) -> DeviceMesh:
         """A stand-in, for what was made on it before ``ranks`` of it had other processes: it is gone there."""
-        past = DeviceMesh(self.client, self.slice_, self.names, self._owner)
+        past = DeviceMesh(self.client, self.slice_, self.names, self._owner, self.stream)
         past.lost, past.lost_ranks = lost, self.lost_ranks | frozenset(ranks)
         return past
 

@@ -11,6 +11,11 @@ from monarch_lab.tensors.naming import shown
 
 
 def local_value(func: Any, value: Any) -> UsageError:
+    if torch.nn.parameter.is_lazy(value):
+        return UsageValueError(
+            f"{shown(func)} was given a parameter or buffer of a lazy module, which has no shape yet: run the module "
+            "once on a batch first"
+        )
     what = f"a local tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else "a numpy array"
     return UsageTypeError(
         f"LOCAL_TENSOR: {shown(func)} was given {what} beside a mesh tensor: put it on the mesh first, with "
@@ -23,9 +28,21 @@ def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
         t._ref.mesh.check_alive()
     mesh = tensors[0]._ref.mesh
     other = next(t._ref.mesh for t in tensors if t._ref.mesh is not mesh)
+    if other.stream is not mesh.stream and other.on(mesh.stream) is mesh:
+        return wrong_stream(func, other.stream, mesh.stream)
+    how = "fetch one of them (ml.inspect) and mesh.replicate it on the other"
+    if other.client is mesh.client:
+        how = "move one of them with t.to_mesh(other.mesh), or take its part with t.slice_mesh(host=0)"
     return UsageTypeError(
-        f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: "
-        "an op runs on one mesh; fetch one of them (ml.inspect) and mesh.replicate it on the other"
+        f"WRONG_MESH: {shown(func)} was given tensors of two meshes, {mesh} and {other}: an op runs on one mesh; {how}"
+    )
+
+
+def wrong_stream(func: Any, found: Any, wanted: Any) -> UsageError:
+    found, wanted = found or "the default stream", wanted or "the default stream"
+    return UsageTypeError(
+        f"WRONG_STREAM: {shown(func)} on {wanted} was given a tensor of {found}: lend it with "
+        "`t, loan = stream.borrow(t)`, or activate the stream it is on"
     )
 
 

@@ -11,10 +11,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from monarch_lab.controller.calling import Named, opened
 from monarch_lab.controller.dispatch import dispatch
 from monarch_lab.controller.futures import Future
+from monarch_lab.controller.lending import check_stream
 from monarch_lab.controller.recorder import refuse_fetch
+from monarch_lab.controller.reducing import reduce_to
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
+from monarch_lab.transport.segments import LARGE_BYTES
 from monarch_lab.wire import engine as wire
 
 _REDUCE = Named("monarch_lab.worker.collectives.reduce", collective=True)
@@ -35,11 +38,9 @@ def _dims(mesh: Any, dims: Any) -> tuple[str, ...]:
     return chosen
 
 
-def _arguments(tensor: Any, dims: Any, reduction: str, scatter: bool, mesh: Any) -> tuple[Any, ...]:
+def _arguments(tensor: Any, dims: Any, reduction: str, scatter: bool) -> tuple[Any, ...]:
     if reduction not in REDUCTIONS:
         raise UsageValueError(f"reduce: {reduction!r} is no reduction; there are {', '.join(REDUCTIONS)}")
-    if mesh is not None and mesh is not tensor.mesh:
-        raise UsageValueError("reduce to another mesh: take mesh.slice(...) of the result's mesh after reducing")
     home = tensor._ref.mesh
     chosen = _dims(home, dims)
     client = home.client
@@ -61,7 +62,12 @@ def _now_equal(result: Any, dims: Sequence[str], scatter: bool) -> Any:
 def reduce_tensor(
     tensor: Any, dims: Any, reduction: str, *, scatter: bool = False, mesh: Any = None, out: Any = None
 ) -> Any:
-    arguments = _arguments(tensor, dims, reduction, scatter, mesh)
+    check_stream(_REDUCE, tensor._ref.mesh)
+    arguments = _arguments(tensor, dims, reduction, scatter)
+    if mesh is not None and mesh is not tensor.mesh:
+        if scatter:
+            raise UsageValueError("reduce: scatter gives every process a piece, so mesh= makes no sense with it")
+        return reduce_to(tensor, arguments[1], reduction, mesh, out)
     if out is None:
         return _now_equal(dispatch(_REDUCE, (tensor, *arguments)), arguments[1], scatter)
     return _now_equal(dispatch(_REDUCE_OUT, (tensor, out, *arguments)), arguments[1], scatter)
@@ -72,7 +78,10 @@ def reduce_tensor_(tensor: Any, dims: Any, reduction: str, *, scatter: bool = Fa
         raise UsageValueError("reduce_: scatter is not valid for in-place, the result has another shape")
     if reduction == "stack":
         raise UsageValueError("reduce_: stack is not valid for in-place, the result has another shape")
-    arguments = _arguments(tensor, dims, reduction, scatter, mesh)
+    if mesh is not None and mesh is not tensor.mesh:
+        raise UsageValueError("reduce_: the result is on the tensor's own mesh: use t.reduce(..., mesh=mesh)")
+    check_stream(_REDUCE_, tensor._ref.mesh)
+    arguments = _arguments(tensor, dims, reduction, scatter)
     return _now_equal(dispatch(_REDUCE_, (tensor, *arguments)), arguments[1], scatter)
 
 
@@ -80,7 +89,9 @@ def _is_mesh(x: Any) -> bool:
     return getattr(x, "is_mesh_tensor", False)
 
 
-def reduce(tree: Any, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> Any:
+def reduce(
+    tree: Any, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None
+) -> Any:
     """Combine the processes' values along mesh dims; every mesh tensor of a pytree.
 
     ``dims``: a name or several; () is all. ``reduction``: sum, avg, product, max, min, band, bor, bxor, or stack,
@@ -89,11 +100,21 @@ def reduce(tree: Any, dims: Any = (), reduction: str = "sum", scatter: bool = Fa
         no scatter  each process gets the result, shape S; stack: (*n, *S)
         scatter     each process gets its piece: the leading dims are n, S without them is left; stack: S, an all-to-all
 
+    ``mesh``: where the result shall be, in place of all processes: a mesh with the dims that are not reduced, such as
+    mesh.slice(gpu=0); along dims that only it has, the result is broadcast. ``out``: a mesh tensor of the result's
+    shape, which is written and returned; for one tensor, not a pytree.
+
     Differentiable: the loss is each rank's own. For two ranks with 3 and 5 and an upstream gradient of 1 on each,
     sum gives 8 and a gradient of 1 on each; avg 4 and 0.5; max 5 and (0, 1), a tie 0.5 each; stack (3, 5) and each
-    rank's own entry. Raises KeyError for an unknown dim, ValueError for an unknown reduction or a dim named twice,
-    TypeError where the leading dims do not fit a scatter.
+    rank's own entry; product 15 and (5, 3). With ``mesh`` one loss hangs on all of them: with an upstream gradient of
+    1 on the one process, the same numbers, of stack the entry of each. Raises KeyError for an unknown dim, ValueError
+    for an unknown reduction or a dim named twice, or a ``mesh`` that does not fit, TypeError where the leading dims do
+    not fit a scatter.
     """
+    if out is not None:
+        if not _is_mesh(tree):
+            raise UsageTypeError("reduce: out= is for one mesh tensor, not a pytree")
+        return reduce_tensor(tree, dims, reduction, scatter=scatter, mesh=mesh, out=out)
     return tree_map(lambda x: reduce_tensor(x, dims, reduction, scatter=scatter, mesh=mesh) if _is_mesh(x) else x, tree)
 
 
@@ -137,7 +158,12 @@ def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
 
             materialise(t)
     refs = [t._ref.id for t in tensors]
-    return client.request(lambda ident: wire.Fetch(ident, refs), ranks)
+    is_large = any(t._meta.numel * t._meta.dtype.itemsize >= LARGE_BYTES for t in tensors)
+    if len(ranks) > 1 or mesh.stream_number or not is_large:  # the worker's segments are its main thread's
+        return client.request(lambda ident: wire.Fetch(ident, refs), ranks, stream=mesh.stream_number)
+    pid = client.supervisor.processes[ranks[0]].pid
+    shared, (free, drop) = client.segments.can_read(pid), client.segments.unmapped(pid)
+    return client.request(lambda ident: wire.Fetch(ident, refs, shared, free, drop), ranks)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:

@@ -13,18 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import interrupts, mode
-from monarch_lab.controller.calling import Named
+from monarch_lab.controller import devices, functions, interrupts, lazy, loading, mode
 from monarch_lab.controller.messages import needs_remote
-from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.tensors import switches
 
 _installed = False
-_GET_STATE = Named("monarch_lab.worker.randomness.get_state", shown="torch.get_rng_state")
-_SET_STATE = Named("monarch_lab.worker.randomness.set_state", shown="torch.set_rng_state")
 
 
 def install() -> None:
@@ -35,11 +33,17 @@ def install() -> None:
     _patch_manual_seed()
     _patch_autograd_function()
     _patch_data_loader()
+    _patch_loading()
     _patch_parameter()
+    lazy.install()
+    loading.install()
     _patch_rng_state()
     _patch_threads()
     _patch_saved_tensors_hooks()
     _patch_compile()
+    _patch_profiler()
+    switches.watch()
+    devices.install()
     interrupts.install()
     os.register_at_fork(after_in_child=_disarm)
 
@@ -62,17 +66,29 @@ def _patch_manual_seed() -> None:
 
 
 def _patch_autograd_function() -> None:
-    """``autograd.Function.apply`` with a mesh tensor would run here, on no data: refused (rule 12)."""
+    """``autograd.Function.apply`` with a mesh tensor would build its node here, over no data (rule 12)."""
     original = torch.autograd.Function.apply.__func__
 
     @functools.wraps(original)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         for a in (*args, *kwargs.values()):
             if getattr(a, "is_mesh_tensor", False):
-                raise needs_remote(f"autograd.Function {cls.__name__}")
+                return functions.apply(cls, args, kwargs)
         return original(cls, *args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)
+    made_by = torch.autograd.function._functions  # noqa: SLF001  once_differentiable looks there
+    made_locally = made_by.DelayedError
+
+    def delayed_error(message: bytes, count: int) -> Any:
+        def call(*tensors: Any) -> Any:
+            if any(getattr(t, "is_mesh_tensor", False) for t in tensors):
+                return functions.delayed_error(message, tensors)
+            return made_locally(message, count)(*tensors)
+
+        return call
+
+    made_by.DelayedError = delayed_error
 
 
 def _local(function: Any) -> Any:
@@ -101,6 +117,12 @@ def _patch_data_loader() -> None:
         setattr(owner, name, _local(getattr(owner, name)))
 
 
+def _patch_loading() -> None:
+    """What torch.load and pickle read is local: they fill a tensor of torch.empty with a storage of this process."""
+    torch.load = torch.serialization.load = _local(torch.load)
+    torch._utils._rebuild_tensor = _local(torch._utils._rebuild_tensor)  # noqa: SLF001  pickles name its callers
+
+
 def _patch_parameter() -> None:
     """``nn.Parameter(p)`` of a mesh Parameter: torch wants detach() to keep the type, and ours makes a plain tensor."""
     original = torch.nn.Parameter.__new__
@@ -121,12 +143,18 @@ def _patch_rng_state() -> None:
     @functools.wraps(get)
     def get_rng_state() -> torch.Tensor:
         mesh = active_mesh.get()
-        return get() if mesh is None else run_on_active(_GET_STATE)
+        if mesh is None:
+            return get()
+        from monarch_lab.controller.random import get_state
+
+        return get_state()[0]
 
     @functools.wraps(put)
     def set_rng_state(new_state: torch.Tensor) -> None:
         if getattr(new_state, "is_mesh_tensor", False):
-            run_on_active(_SET_STATE, new_state)
+            from monarch_lab.controller.random import set_state
+
+            set_state(new_state)
         elif active_mesh.get() is not None:
             raise needs_remote("set_rng_state() with a state that torch.get_rng_state() gave outside a %%mesh cell")
         else:
@@ -182,6 +210,19 @@ def _patch_saved_tensors_hooks() -> None:
         return original(self)
 
     hooks.__enter__ = enter
+
+
+def _patch_profiler() -> None:
+    """A profile taken here would show none of the workers' ops: refused."""
+    for owner, name in ((torch.profiler.profile, "start"), (torch.autograd.profiler.profile, "__enter__")):
+        original = getattr(owner, name)
+
+        def start(self: Any, original: Any = original) -> Any:
+            if active_mesh.get() is not None:
+                raise needs_remote("A profile of torch.profiler")
+            return original(self)
+
+        setattr(owner, name, functools.wraps(original)(start))
 
 
 def _patch_compile() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from monarch_lab.controller.refs import Ref
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import describe, intern
+from monarch_lab.transport.segments import SegmentPool
 from monarch_lab.wire import engine as wire
 
 
@@ -21,11 +23,16 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
     mesh.check_alive()
     if same:
         frames, _ = payload.dumps(next(iter(values.values())))
-        client.order(wire.Place(refs, mesh.torch_device), mesh.ranks_key, frames)
+        pool = SegmentPool()
+        frames, segments = pool.put(frames) if client.segments.can_read(os.getpid()) else (frames, [])
+        place = wire.Place(refs, mesh.torch_device, segments, os.getpid())
+        client.order(place, mesh.ranks_key, frames, mesh.stream_number)
+        if segments:
+            client.after_all(pool.close)  # who has mapped them keeps the memory
         return
     for rank, tensors in values.items():
         frames, _ = payload.dumps(tensors)
-        client.order(wire.Place(refs, mesh.torch_device), [rank], frames)
+        client.order(wire.Place(refs, mesh.torch_device), [rank], frames, mesh.stream_number)
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,7 @@ class Progress:
     def __init__(self, world: int) -> None:
         self.done: dict[int, int] = dict.fromkeys(range(world), 0)  # the last batch a rank has reported
         self._ran: dict[int, int] = dict.fromkeys(range(world), 0)  # and the last one that an answer shows it has run
+        self.device_bytes: dict[int, int] = {}  # what torch holds on a rank's GPU, as it said last
         self._batches: dict[int, Sent] = {}
         self._calls: dict[int, Sent] = {}
 

@@ -65,6 +65,7 @@ class _Builder:
         recording = self.recording
         recording.lines = [op.where for op in self.recorder.ops]
         recording.entries = frozenset(self._entries())
+        recording.writes = sorted(set(self._writes()))
         recording.signature = list(self._signature())
         recording.tape = self.recorder.tape.close()
         return recording if self.is_whole else None
@@ -88,6 +89,12 @@ class _Builder:
                 yield op.number
             elif op.number == Op.BACKWARD:
                 yield -op.plan
+
+    def _writes(self) -> Iterator[int]:
+        for op in self.recorder.ops:
+            if op.number >= FIRST_ENTRY:
+                written = [op.inputs[k] for k in self.client.cache.kinds[op.number][3]]
+                yield from (self.inputs[ref] for ref in written if ref in self.inputs)
 
     def _source(self, ref: int) -> Source | None:
         recorder = self.recorder

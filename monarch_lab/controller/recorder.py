@@ -109,6 +109,8 @@ class Recorder:
     def note_batch(self, code: list[int], numbers: list[Any], where: Sequence[Any]) -> list[Any]:
         """A batch that leaves; its numbers as plain ones."""
         client, i, ambient = self.client, 0, 0
+        if client.stream:
+            raise self.refuse("an op on a stream", "a recording is of the default one", where[0] if where else None)
         lines = iter(where)
         while i < len(code):
             number = code[i]
@@ -122,20 +124,28 @@ class Recorder:
                 i = b + news
             elif number == Op.BACKWARD:
                 self._note_backward(code, i, ambient, next(lines))
-                roots, inputs, grads = client.cache.layouts[-code[i + 1]]
-                i += 2 + 2 * roots + inputs + 3 * grads
+                roots, inputs, grads, crossings = client.cache.layouts[-code[i + 1]]
+                i += 2 + 2 * roots + inputs + 3 * grads + crossings
             elif number == Op.SET_GRAD:
                 noted = Noted(number, 0, code[i + 1 : i + 3], [], [], ambient, client.scope_mesh, next(lines))
                 self.ops.append(noted)
                 i += 3
-            else:
+            elif number in (Op.AMBIENT, Op.DELETE):
                 ambient = code[i + 1] if number == Op.AMBIENT else ambient
                 i += 2
+            else:
+                raise self.refuse(
+                    "a value that goes to another mesh, another stream or another recording",
+                    "a recording is of one mesh's default stream; leave that outside of the function",
+                    next(lines, None),
+                )
         return [value_of(n) for n in numbers]
 
     def _note_backward(self, code: list[int], i: int, ambient: int, where: Any) -> None:
         client = self.client
-        roots, inputs, grads = client.cache.layouts[-code[i + 1]]
+        roots, inputs, grads, crossings = client.cache.layouts[-code[i + 1]]
+        if crossings:
+            raise self.refuse("a backward() that crosses meshes", "leave it outside of the function", where)
         end = i + 2 + 2 * roots + inputs
         triples = code[end : end + 3 * grads]
         used = code[i + 2 : end] + triples[::3] + triples[2::3]
@@ -161,9 +171,9 @@ class Recorder:
             case wire.Retain():
                 raise self.refuse("retain_grad()", "return what you want to keep from torch.autograd.grad")
 
-    def refuse(self, what: str, instead: str) -> UsageError:
+    def refuse(self, what: str, instead: str, where: Any = None) -> UsageError:
         """The error for what cannot be done again by a replay. Its traceback ends at the user's line."""
-        at = line_of(locations.here(2))
+        at = line_of(where or locations.here(2))
         return UsageTypeError(f"{what} at {at} cannot be part of the recording of {self.function}: {instead}")
 
     # --- gradients

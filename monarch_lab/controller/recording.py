@@ -78,7 +78,7 @@ class Segment:
     def __del__(self) -> None:
         if self.number:
             self.client.recordings.pop(self.number, None)
-            self.client.dead.append(self.number)
+            self.mesh.let_go(self.number)
 
 
 @dataclass(slots=True)
@@ -118,6 +118,7 @@ class Recording:
     entries: frozenset[int] = frozenset()
     signature: list[tuple[Any, ...]] = field(default_factory=list)
     lines: list[locations.Location] = field(default_factory=list)
+    writes: list[int] = field(default_factory=list)  # inputs that are written
     length: int = 0  # in ops
     batch: int = -1  # the one that its last replay is in, and the ops that it has put there
     unsent: int = 0
@@ -184,6 +185,9 @@ class Recording:
         refs = [t._ref.id for t in inputs] + [ref.id for ref in self.literals]
         where = locations.here(3)
         with client.lock, HeldInterrupt():
+            for index in self.writes:  # raises where it is lent to be read: see lending.py
+                store = inputs[index]._store or inputs[index]._ref
+                store.equal = store.equal
             for _ in range(self.values - len(refs)):
                 refs.append(next(client.refs))
             for segment in self.segments:
@@ -193,7 +197,9 @@ class Recording:
             for constant, value in written:
                 constant._value = value
             owned = {m.value for m in self.made}
-            client.dead.extend(refs[v] for v in range(len(inputs) + len(self.literals), self.values) if v not in owned)
+            for v in range(len(inputs) + len(self.literals), self.values):
+                if v not in owned:
+                    self.segments[0].mesh.let_go(refs[v])
             client.collectives_since_sync |= self.collectives
             if client.batch != self.batch:
                 self.batch, self.unsent = client.batch, 0

@@ -11,14 +11,20 @@ if TYPE_CHECKING:
 GRAPH = 16  # equality bits of the gradient graph lie this much above those of the value
 
 
+def _nothing(ref: int) -> None:
+    pass
+
+
 class Ref:
     """``equal``: bit d says that processes along mesh dim d hold equal values; bit GRAPH + d says so of everything
     its gradient graph read. Views share the Ref of their storage's first handle for it.
 
-    ``handles`` are the live handles of one storage, kept only once there is a second.
+    ``handles`` are the live handles of one storage, kept only once there is a second. ``loans``: see lending.py.
     """
 
-    __slots__ = ("id", "mesh", "equal", "handles", "_let_go")
+    __slots__ = ("id", "mesh", "equal", "handles", "_let_go", "loans")
+
+    loans: list[Any]
 
     def __init__(self, id: int, mesh: DeviceMesh, equal: int, is_large: bool = True) -> None:
         self.id = id
@@ -29,6 +35,11 @@ class Ref:
 
     def __del__(self) -> None:
         self._let_go(self.id)
+
+    def end(self) -> None:
+        """Let go of the value now, whatever handles there are."""
+        self._let_go(self.id)
+        self._let_go = _nothing
 
     def share(self, first: Any, handle: Any) -> None:
         """``handle`` is another view of the storage whose first handle is ``first``."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.controller.calling import send_call
+from monarch_lab.controller.lending import behind
 from monarch_lab.controller.random import kernel_seed
 from monarch_lab.controller.refs import Ref
 from monarch_lab.errors import UsageError
@@ -73,9 +74,14 @@ def lose_values(client: Client, ranks: Iterable[int], lost: str) -> None:
     gone = frozenset(ranks)
     past: dict[int, DeviceMesh] = {}
     for found in gc.get_objects():
-        if type(found) is not Ref or found.mesh.client is not client or gone.isdisjoint(found.mesh.ranks_key):
+        if not issubclass(type(found), Ref):
             continue
-        home = found.mesh
+        home = behind(found.mesh)
+        if home.client is not client or gone.isdisjoint(home.ranks_key):
+            continue
         if id(home) not in past:
             past[id(home)] = home.before(gone.intersection(home.ranks_key), lost)
-        found.mesh = past[id(home)]
+        if home is found.mesh:
+            found.mesh = past[id(home)]
+        else:
+            found.mesh.mesh = past[id(home)]

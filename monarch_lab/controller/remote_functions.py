@@ -11,13 +11,16 @@ from typing import Any
 from monarch_lab.controller.calling import send_call
 from monarch_lab.controller.dispatch import replay
 from monarch_lab.controller.futures import Future
-from monarch_lab.controller.learning import learn
-from monarch_lab.controller.scanning import scan
+from monarch_lab.controller.learning import issue_told, learn
+from monarch_lab.controller.lending import check_stream
+from monarch_lab.controller.propagating import INSPECT, told
+from monarch_lab.controller.scanning import Mark, mesh_tensors_in, scan
 from monarch_lab.controller.state import active_mesh, ambient_number
-from monarch_lab.errors import UsageError, UsageTypeError
+from monarch_lab.errors import UsageError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.wire import engine as wire
 
+TOLD = Mark("TOLD")
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 
 
@@ -65,16 +68,24 @@ class RemoteFunction:
     Call it with mesh tensors (its mesh is theirs) or with a mesh active; the result is the function's, its tensors
     mesh tensors. Shapes are learned from the first run itself. Functions travel by value, as they are at the call:
     one that was defined again, or whose globals changed, is sent afresh.
+
+    Arguments are pytrees of mesh tensors, modules that hold mesh tensors, process groups, ``ml.OpaqueRef``, and
+    anything that pickles, by value. See ``ml.remote`` for ``propagate``.
     """
 
     opaque = True  # its results may differ between ranks in ways the controller cannot know
 
-    def __init__(self, fn: Callable[..., Any] | str) -> None:
+    def __init__(self, fn: Callable[..., Any] | str, propagate: Callable[..., Any] | str | None = None) -> None:
         if not callable(fn) and not isinstance(fn, str):
             raise UsageTypeError(f"ml.remote takes a function or its dotted path, not {type(fn).__name__}")
         if isinstance(fn, str) and "." not in fn:
             raise UsageTypeError(f"ml.remote: {fn!r} is no dotted path, as in 'package.module.function'")
+        if propagate == "mocked" or (isinstance(propagate, str) and propagate not in ("cached", INSPECT)):
+            raise UsageValueError(f'ml.remote: propagate is a function, "cached" or "inspect", not {propagate!r}')
+        if not (propagate is None or isinstance(propagate, str) or callable(propagate)):
+            raise UsageTypeError(f"ml.remote: propagate is a function or a word, not {type(propagate).__name__}")
         self.fn = fn
+        self.propagate = None if propagate == "cached" else propagate
         self.shown = fn if isinstance(fn, str) else getattr(fn, "__name__", repr(fn))
         self.__name__ = self.shown
         self.__doc__ = getattr(fn, "__doc__", None)
@@ -108,12 +119,18 @@ class RemoteFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = scan(self, args, kwargs, ambient_number())
+        check_stream(self, call.mesh)
         name = self.remote_name(call.mesh.client)
         call.key = (name, *call.key[1:])
-        entry = call.mesh.client.cache.entries.get(call.key) if call.hashable else None
-        if entry is None:
+        client = call.mesh.client
+        if self.propagate is not None:
+            call.key = (*call.key, (TOLD, self.propagate))
+        entry = client.cache.entries.get(call.key) if call.hashable else None
+        if entry is not None and entry.told is None:
+            return replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+        if self.propagate is None or (call.hashable and call.key in client.cache.never):
             return learn(call)
-        return replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+        return issue_told(call, entry, lambda: told(call, self.propagate))  # type: ignore[arg-type]
 
     def call_on_shard_and_fetch(self, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any) -> Future[Any]:
         """A Future of the function's result on one process: any value that pickles, tensors on the CPU."""
@@ -129,15 +146,31 @@ def _mesh_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     for leaf in tree_leaves((args, kwargs)):
         if getattr(leaf, "is_mesh_tensor", False):
             return leaf._ref.mesh
+        if (held := next(mesh_tensors_in(leaf), None)) is not None:
+            return held._ref.mesh
     mesh = active_mesh.get()
     if mesh is None:
         raise UsageError("Remote functions require an active device mesh: use a %%mesh cell or `with mesh.activate():`")
     return mesh
 
 
-def remote(fn: Callable[..., Any] | str) -> RemoteFunction:
-    """A function, or the dotted path of one the workers can import, to be run on every process. Also a decorator."""
-    return fn if isinstance(fn, RemoteFunction) else RemoteFunction(fn)
+def remote(fn: Callable[..., Any] | str | None = None, *, propagate: Callable[..., Any] | str | None = None) -> Any:
+    """A function, or the dotted path of one the workers can import, to be run on every process. Also a decorator, with
+    or without arguments.
+
+    ``propagate``: None (also "cached") learns the result's shapes from the first run of each kind of call, which waits.
+    A function is called with stand-ins of the arguments (torch's fake tensors, on the CPU) and returns results of the
+    same structure, shapes, strides and dtypes, so that no call waits; what it writes and aliases counts too. "inspect"
+    is for side effects: nothing waits and the call gives None; every argument counts as written.
+    A run whose result is not what was told is a RemoteException. Raises ValueError for another word.
+    """
+    if fn is None:
+        return lambda f: remote(f, propagate=propagate)
+    return fn if isinstance(fn, RemoteFunction) and propagate is None else RemoteFunction(_plain(fn), propagate)
+
+
+def _plain(fn: Any) -> Any:
+    return fn.fn if isinstance(fn, RemoteFunction) else fn
 
 
 def call_on_shard_and_fetch(

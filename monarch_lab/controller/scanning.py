@@ -6,19 +6,22 @@ The same walk, with ``build``, gives the CallTree that is sent to the workers on
 from __future__ import annotations
 
 import enum
+import itertools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from monarch_lab.controller.state import active_mesh, recorder
 from monarch_lab.controller.tape import Traced
-from monarch_lab.errors import InternalError
+from monarch_lab.errors import InternalError, UsageTypeError
+from monarch_lab.tensors import payload
 from monarch_lab.tensors.naming import name_of
-from monarch_lab.tensors.template import CallTree, Input, Number
+from monarch_lab.tensors.template import Built, CallTree, Input, Number
 
 
 class Mark:
@@ -34,8 +37,8 @@ class Mark:
 
 
 TRUE, FALSE, FLOAT, FLOAT_0, FLOAT_1, COMPLEX = map(Mark, ("TRUE", "FALSE", "FLOAT", "FLOAT_0", "FLOAT_1", "COMPLEX"))
-LOCAL_0_DIM, NAMED, SLICE, DICT, KEYED_FLOAT, KEYWORD, BIG_INT = map(
-    Mark, ("LOCAL_0_DIM", "NAMED", "SLICE", "DICT", "KEYED_FLOAT", "KEYWORD", "BIG_INT")
+LOCAL_0_DIM, NAMED, SLICE, DICT, KEYED_FLOAT, KEYWORD, BIG_INT, AROUND = map(
+    Mark, ("LOCAL_0_DIM", "NAMED", "SLICE", "DICT", "KEYED_FLOAT", "KEYWORD", "BIG_INT", "AROUND")
 )
 # 0 and 1 are kinds of their own: dropout(p=0.0) and the like return their input itself.
 FLOATS = {0.0: FLOAT_0, 1.0: FLOAT_1}
@@ -82,6 +85,7 @@ class Call:
     hashable: bool = True
     result_is_known: bool = False
     result: Any = None
+    packed: dict[int, Any] = field(default_factory=dict)  # objects around mesh tensors, see Walk.around
 
 
 @dataclass(slots=True)
@@ -93,6 +97,7 @@ class Walk:
     numbers: list[Any] = field(default_factory=list)
     hashable: bool = True
     keyed_floats: bool = False
+    packed: dict[int, Any] = field(default_factory=dict)
 
     def value(self, a: Any) -> Any:
         """Adds ``a`` to the key; returns its place in the tree where one is built."""
@@ -159,6 +164,9 @@ class Walk:
         return self._object(a, kind)
 
     def _object(self, a: Any, kind: type) -> Any:
+        stand_in = getattr(kind, "for_workers", None)
+        if stand_in is not None:  # a process group, an OpaqueRef: see controller/arguments.py
+            return stand_in(a, self)
         if isinstance(a, enum.Enum) or kind in (range, bytes, np.dtype):
             self.key.append((kind, a))
         elif isinstance(a, _FUNCTIONS) and name_of(a) is not None:
@@ -166,6 +174,8 @@ class Walk:
         else:
             # Anything else may change without its identity changing: never believed again.
             self.hashable = False
+            if holds_mesh_tensors(a):
+                return self._around(a)
         return a
 
     def _traced(self, a: Traced) -> Any:
@@ -176,6 +186,27 @@ class Walk:
         self.numbers.append(a)
         self.key.append(FLOAT)
         return Number(len(self.numbers) - 1)
+
+    def _around(self, a: Any) -> Any:
+        """An object is sent by value, the mesh tensors in it as inputs: it is built around them on the worker."""
+        if isinstance(a, torch.optim.Optimizer):
+            raise UsageTypeError(
+                "an optimizer given to a remote function would step a copy, and its state be lost: make it on the "
+                "workers and keep it there with ml.OpaqueRef"
+            )
+        if id(a) not in self.packed:
+            self.packed[id(a)] = payload.dumps_around(a)
+        frames, tensors, _ = self.packed[id(a)]
+        self.key.append((AROUND, len(tensors)))
+        return Built("monarch_lab.tensors.payload.loads_around", (frames, [self.around(t) for t in tensors]))
+
+    def around(self, tensor: Any) -> Any:
+        """The input that stands for a mesh tensor held by an argument; one that is a constant is sent as a tensor."""
+        if isinstance(tensor, constant_class):
+            from monarch_lab.controller.constants import materialise
+
+            materialise(tensor)
+        return self.value(tensor)
 
     def _tensor(self, a: torch.Tensor) -> Any:
         if isinstance(a, constant_class):
@@ -202,6 +233,19 @@ class Walk:
         return Number(len(self.numbers) - 1, value.dtype)
 
 
+def mesh_tensors_in(a: Any) -> Iterator[Any]:
+    """The mesh tensors that an argument holds: a module's parameters and buffers, the attributes of any object."""
+    if isinstance(a, torch.nn.Module):
+        found: Iterable[Any] = itertools.chain(a.parameters(), a.buffers())
+    else:
+        found = tree_leaves((dict(a) if isinstance(a, Mapping) else None, getattr(a, "__dict__", None)))
+    return (t for t in found if getattr(type(t), "is_mesh_tensor", False))
+
+
+def holds_mesh_tensors(a: Any) -> bool:
+    return not isinstance(a, (type, *_FUNCTIONS)) and next(mesh_tensors_in(a), None) is not None
+
+
 def _walk(walk: Walk, args: Iterable[Any], kwargs: dict[str, Any]) -> CallTree | None:
     walk.keyed_floats = walk.func in KEYED_FLOATS
     tree_args = tuple([walk.value(a) for a in args])
@@ -225,11 +269,11 @@ def scan(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: int)
 
         raise no_mesh(func)
     key = tuple(walk.key)
-    return Call(func, args, kwargs, key, walk.tensors, walk.numbers, ambient, mesh, walk.hashable)
+    return Call(func, args, kwargs, key, walk.tensors, walk.numbers, ambient, mesh, walk.hashable, packed=walk.packed)
 
 
 def tree_of(call: Call) -> CallTree:
-    walk = Walk(call.func, build=True)
+    walk = Walk(call.func, build=True, packed=call.packed)
     tree = _walk(walk, call.args, call.kwargs)
     assert tree is not None and len(walk.tensors) == len(call.tensors)
     return tree

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_lab.tensors import ambient
+from monarch_lab.errors import UsageError
+from monarch_lab.tensors import ambient, switches
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # The Recorder of this thread, while a function given to ml.compile is recorded.
 recorder: ContextVar[Recorder | None] = ContextVar("monarch_lab_recorder", default=None)
 coalescing: ContextVar[bool] = ContextVar("monarch_lab_coalescing", default=False)  # inside such a block
+active_stream: ContextVar[Any] = ContextVar("monarch_lab_active_stream", default=None)  # None: the default one
 active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
 
 _grad, _inference, _autocast = (
@@ -34,7 +36,8 @@ _fast: dict[tuple[Any, ...], int] = {}
 def ambient_number() -> int:
     """A number for the ambient state of this thread; equal states have equal numbers."""
     autocast = _autocast()
-    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly())
+    switched = switches.number or switches.current()
+    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly(), switched)
     number = _fast.get(key)
     if number is not None and not autocast:
         return number
@@ -53,6 +56,25 @@ def ambient_values(number: int) -> dict[str, Any]:
     return _values[number]
 
 
+def refuse_process_wide(values: dict[str, Any]) -> None:
+    """Streams are threads of one process on the worker: what torch keeps for a process they would change beneath each
+    other. UsageError."""
+    changed = [n for n in ("deterministic", "anomaly") if values[n]]
+    if values["dtype"] != "float32":
+        changed.append(f"default dtype {values['dtype']}")
+    if not switches.are_initial():
+        changed.append("switches of torch.backends and matmul precision")
+    if changed:
+        raise UsageError(
+            f"{' and '.join(changed)} cannot be used on a mesh with streams: torch keeps it for the whole process, and "
+            "another stream would see it; restart the mesh, or give the dtype to each op"
+        )
+
+
 def visible_gpus() -> int:
     """Number of GPUs that this process sees."""
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    token = active_mesh.set(None)  # else they would answer for the mesh (devices.py)
+    try:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    finally:
+        active_mesh.reset(token)

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch_lab.controller import answers, autograd, constants, dispatch, scanning
+from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, scanning
+from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.state import recorder as _recorder
@@ -37,6 +38,8 @@ class MeshTensor(torch.Tensor):
     _store: Ref | None = None  # the Ref that stands for its storage, where that is another's
     _sig = 0  # signature of the gradient graph; 0: none
     _grad: MeshTensor | None = None
+    _hooks: dict[int, Any] | None = None  # of a leaf (hooks.py)
+    _crossings: tuple[Any, ...] = ()  # where its graph goes on on other meshes, oldest first (crossings.py)
 
     @staticmethod
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
@@ -60,7 +63,24 @@ class MeshTensor(torch.Tensor):
     @property
     def mesh(self) -> Any:
         """The mesh that holds it."""
-        return self._ref.mesh
+        mesh = behind(self._ref.mesh)
+        return mesh if mesh.stream is None else mesh.on(None)
+
+    @property
+    def stream(self) -> Any:
+        """The stream it is on: ops with it run there."""
+        from monarch_lab.controller.streams import MAIN
+
+        return behind(self._ref.mesh).stream or MAIN
+
+    @property
+    def dropped(self) -> bool:
+        """Whether ``drop`` ended it, or the end of its loan."""
+        return is_dropped(self)
+
+    def drop(self) -> None:
+        """Let its memory go now, with every other view of it: using one of them is an error from now on."""
+        drop(self)
 
     @property
     def equal_dims(self) -> tuple[str, ...]:
@@ -81,6 +101,18 @@ class MeshTensor(torch.Tensor):
         from monarch_lab.controller.moves import reduce_tensor_
 
         return reduce_tensor_(self, dims, reduction, scatter=scatter, mesh=mesh)
+
+    def to_mesh(self, mesh: Any, stream: Any = None) -> Any:
+        """See ``ml.to_mesh``."""
+        from monarch_lab.controller.crossings import to_mesh
+
+        return to_mesh(self, mesh, stream)
+
+    def slice_mesh(self, **dims: int | slice) -> Any:
+        """See ``ml.slice_mesh``."""
+        from monarch_lab.controller.crossings import slice_mesh
+
+        return slice_mesh(self, **dims)
 
     # --- metadata
 
@@ -146,7 +178,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:
-        return answers.grad_fn(self)
+        return hooks.grad_fn(self)
 
     @property
     def retains_grad(self) -> bool:

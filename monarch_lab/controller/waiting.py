@@ -14,9 +14,26 @@ log = logging.getLogger(__name__)
 
 
 class Pending:
-    """One answer from each of ``ranks``, given after batch ``after``. Filled on the I/O thread, read by who waits."""
+    """One answer from each of ``ranks``, given after batch ``after``. Filled on the I/O thread, read by who waits.
 
-    __slots__ = ("ranks", "after", "waiting", "replies", "bell", "done", "_callbacks")
+    ``calls``: what ranks ask meanwhile (callbacks.py); ``error``: what a function called so raised; ``equal``: how far
+    what it gives is known equal; ``mesh``: where it runs.
+    """
+
+    __slots__ = (
+        "ranks",
+        "after",
+        "waiting",
+        "replies",
+        "bell",
+        "done",
+        "calls",
+        "was_called",
+        "error",
+        "equal",
+        "mesh",
+        "_callbacks",
+    )
 
     def __init__(self, ranks: Iterable[int], after: int = 0) -> None:
         self.ranks = frozenset(ranks)
@@ -25,6 +42,11 @@ class Pending:
         self.replies: dict[int, tuple[Any, list[Any]]] = {}  # rank -> (message, frames)
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.done = not self.waiting
+        self.calls: dict[int, Any] = {}
+        self.was_called = False
+        self.error: BaseException | None = None
+        self.equal = 0
+        self.mesh: Any = None
         self._callbacks: list[Callable[[], None]] = []
 
     def fill(self, rank: int, message: Any, frames: list[Any]) -> None:

@@ -45,12 +45,14 @@ class CellOptions:
     is_quiet: bool
     is_async: bool
     is_coalesced: bool = False
+    stream: str | None = None
 
 
 @functools.cache
 def cell_parser() -> Parser:
     parser = Parser("%%mesh", DESCRIPTION)
     parser.add_argument("--name", metavar="NAME", help="the mesh to run on; the current one if not given")
+    parser.add_argument("--stream", metavar="S", help="run its ops on this stream of the workers, beside the others")
     parser.add_argument("--time", action="store_true", help="show how long the cell took, its ops included")
     parser.add_argument("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     parser.add_argument("--async", "-a", dest="no_wait", action="store_true", help="do not wait for the cell's ops")
@@ -60,7 +62,7 @@ def cell_parser() -> Parser:
 
 def read_options(line: str) -> CellOptions:
     found = cell_parser().read(split(line, "%%mesh"))
-    return CellOptions(found.name, found.time, found.quiet, found.no_wait, found.coalesce)
+    return CellOptions(found.name, found.time, found.quiet, found.no_wait, found.coalesce, found.stream)
 
 
 class CellRunner:
@@ -122,6 +124,10 @@ class MeshCell:
                 from monarch_lab.controller import coalescing
 
                 entered.enter_context(coalescing())
+            if self._options.stream is not None:
+                from monarch_lab.controller.streams import stream_named  # brings torch, which a mesh has loaded
+
+                entered.enter_context(stream_named(self._options.stream).activate())
             self._leave = entered.pop_all()
 
     def __exit__(
@@ -166,6 +172,8 @@ class MeshCell:
 
     def _header(self) -> str:
         parts = ["controller", f'mesh "{self._mesh.name}"', workers(self._mesh)]
+        if self._options.stream is not None:
+            parts.append(f'stream "{self._options.stream}"')
         if self._options.is_async:
             parts.append("not waited for")
         if self._options.is_timed:

@@ -32,7 +32,8 @@ def local_mesh(
     hosts               simulated hosts: the size of dim "host"
     gpus_per_host       workers for each; None: one for each visible GPU, or 2 CPU workers where there is none
     name                "mesh" by default; must not be that of a running mesh
-    device              "cpu" (gloo) or "cuda"; None: cuda where there are GPUs enough
+    device              "cpu" (gloo) or "cuda" (NCCL); None: cuda where there are GPUs enough. With "cuda" and more
+                        workers than GPUs they share them in turn, and those that share one reduce with gloo
     socket_type         "unix": sockets in a directory of this user's; "tcp": loopback, encrypted
     logging_location    where C code of the workers writes: "file", or "default", where the kernel's own goes.
                         What Python prints appears in the cell either way

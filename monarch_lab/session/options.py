@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from monarch_lab.config import (
+    VISIBLE_DEVICES,
     ControllerParams,
     LoggingLocation,
     Settings,
@@ -51,14 +52,16 @@ class Options:
 
     def launch(self, name: str, settings: Settings) -> MeshLaunch:
         """UsageError for a mesh that cannot be."""
-        device, per_host = _devices(self.hosts, self.gpus_per_host, self.device, settings)
+        env = _strings("env", self.env, "variable")
+        device, per_host, gpus = _devices(self.hosts, self.gpus_per_host, self.device, settings, env)
         return MeshLaunch(
             name=name,
             hosts=self.hosts,
             per_host=per_host,
             device=device,
+            gpus=gpus,
             seed=0,
-            env=_strings("env", self.env, "variable"),
+            env=env,
             python_path=[p for p in sys.path if p],
             cwd=os.getcwd(),
             labels=_strings("labels", self.labels, "label"),
@@ -115,7 +118,7 @@ def part_of_gpus(options: Options, parts: int) -> list[Options]:
     """The options of each of several meshes: where all have GPUs enough together, each sees its own ones only."""
     gpus = _visible_gpus() if options.device != "cpu" else 0
     each = options.hosts * (options.gpus_per_host or max(1, gpus // (parts * options.hosts)))
-    if parts == 1 or not gpus or "CUDA_VISIBLE_DEVICES" in (options.env or {}):
+    if parts == 1 or not gpus or VISIBLE_DEVICES in (options.env or {}):
         return [options] * parts
     if gpus < parts * each:
         if options.device == "cuda":
@@ -129,26 +132,35 @@ def part_of_gpus(options: Options, parts: int) -> list[Options]:
         replace(
             options,
             gpus_per_host=each // options.hosts,
-            env={**(options.env or {}), "CUDA_VISIBLE_DEVICES": ",".join(named[part * each : (part + 1) * each])},
+            env={**(options.env or {}), VISIBLE_DEVICES: ",".join(named[part * each : (part + 1) * each])},
         )
         for part in range(parts)
     ]
 
 
-def _devices(hosts: int, per_host: int | None, device: str | None, settings: Settings) -> tuple[str, int]:
+def _devices(
+    hosts: int, per_host: int | None, device: str | None, settings: Settings, env: Mapping[str, str]
+) -> tuple[str, int, int]:
+    """(device, workers for each host, GPUs of the workers)."""
     for what, number in (("hosts", hosts), ("workers for each host", per_host)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
             raise UsageValueError(f"a mesh has at least 1 of {what}, not {number!r}")
     if device not in (None, "cpu", "cuda"):
         raise UsageValueError(f'device is "cpu" or "cuda", not {device!r}')
-    gpus = _visible_gpus() if device != "cpu" else 0
-    if device == "cuda" and gpus < hosts * (per_host or 1):
+    gpus = _gpus_of_workers(env) if device != "cpu" else 0
+    if device == "cuda" and not gpus:
         raise UsageValueError(
-            f"{hosts * (per_host or 1)} workers with a GPU each were asked for and this machine has {gpus}: use --cpu "
-            '(device="cpu") for CPU workers'
+            'workers with a GPU were asked for and this machine has none: use --cpu (device="cpu") for CPU workers'
         )
     if device is None:
         device = "cuda" if gpus and gpus >= hosts * (per_host or 1) else "cpu"
     if per_host is None:
-        per_host = gpus // hosts if device == "cuda" else settings.default_cpu_workers
-    return device, per_host
+        per_host = max(1, gpus // hosts) if device == "cuda" else settings.default_cpu_workers
+    return device, per_host, gpus if device == "cuda" else 0
+
+
+def _gpus_of_workers(env: Mapping[str, str]) -> int:
+    """How many GPUs the workers see: this process may see others, or be kept from CUDA."""
+    if VISIBLE_DEVICES in env:
+        return len(visible_devices(env) or [])
+    return _visible_gpus()

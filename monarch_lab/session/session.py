@@ -175,6 +175,7 @@ class Session:
             pid=info.pid,
             state=state,  # type: ignore[arg-type]
             rss_bytes=info.rss_bytes,
+            device_bytes=self.client.progress.device_bytes.get(info.rank, 0),
             cpu_s=info.cpu_s,
             pending_ops=pending,
             op=op,

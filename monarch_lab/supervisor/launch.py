@@ -23,6 +23,7 @@ class MeshLaunch:
     preload: Sequence[str] = ("torch",)  # what the zygote imports before it forks
     socket_type: str = "unix"  # or "tcp": loopback with CURVE
     labels: Mapping[str, str] = field(default_factory=dict)  # the user's words about it
+    gpus: int = 0  # of device "cuda": how many there are; workers share them in turn where they are more
     logging_location: str = "file"  # or "default": where this process's own output goes
 
 

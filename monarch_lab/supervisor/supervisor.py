@@ -191,7 +191,9 @@ class Supervisor:
     def _plan(self, groundwork: Groundwork, wanted: Ground) -> Plan:
         launch, ground = self._launch, groundwork.ground
         world_size = launch.hosts * launch.per_host
-        facts = MeshFacts(launch.name, world_size, launch.device, launch.seed, list(launch.python_path), launch.cwd)
+        facts = MeshFacts(
+            launch.name, world_size, launch.device, launch.seed, list(launch.python_path), launch.cwd, launch.gpus
+        )
         differing = ground.differences(wanted)
         without = sorted(differing - set(wanted.environ))
         env = {name: wanted.environ[name] for name in differing & set(wanted.environ)}

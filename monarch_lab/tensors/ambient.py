@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from monarch_lab.tensors import switches
 from monarch_lab.tensors.meta import dtype_name, dtype_named
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -23,6 +24,7 @@ def capture() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
+        **switches.read(),
     }
     for device in _AUTOCAST_DEVICES:
         if torch.is_autocast_enabled(device):
@@ -35,6 +37,7 @@ class Applied:
 
     def __init__(self) -> None:
         self._inference: Any = None
+        self._switches = switches.Switches()
         # Its cache of cast weights is dropped at the end of a block, of which nothing is heard here when no op
         # follows: a weight changed between two blocks would be used as it was.
         torch.set_autocast_cache_enabled(False)
@@ -52,6 +55,7 @@ class Applied:
             torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["deterministic_warn_only"])
         if torch.is_anomaly_enabled() != state["anomaly"]:
             torch.autograd.set_detect_anomaly(state["anomaly"])
+        self._switches.apply(state)
         for device in _AUTOCAST_DEVICES:
             wanted = state.get("autocast_" + device)
             torch.set_autocast_enabled(device, wanted is not None)

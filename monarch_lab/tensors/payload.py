@@ -7,8 +7,10 @@ under their own file name and with their source, so that tracebacks and pdb show
 from __future__ import annotations
 
 import ctypes
+import importlib
 import io
 import linecache
+import mmap
 import pickle
 import sys
 import types
@@ -36,8 +38,11 @@ def _rebuild(
 ) -> torch.Tensor:
     # A buffer of the wire is read-only, unaligned and cannot be resized; a tensor's own memory is none of these. (Not
     # through flat.numpy(): a storage that numpy has seen cannot be resized any more.)
-    flat = torch.empty(len(buffer), dtype=torch.uint8)
-    if len(buffer):
+    if isinstance(buffer, mmap.mmap):  # private to us, aligned and writable: used where it is
+        flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    else:
+        flat = torch.empty(len(buffer), dtype=torch.uint8)
+    if len(buffer) and not isinstance(buffer, mmap.mmap):
         ctypes.memmove(flat.data_ptr(), np.frombuffer(buffer, np.uint8).ctypes.data, len(buffer))
     out = torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), 0, size, stride)
     requires_grad, conj, neg = flags
@@ -85,6 +90,11 @@ class _Pickler(cloudpickle.Pickler):
                 )
             if type(obj) is torch.Tensor:
                 return _reduce_tensor(obj)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            # torch.backends and its parts, lazy modules of other libraries: cloudpickle knows none but plain ones.
+            name = next((name for name, module in sys.modules.items() if module is obj), "")
+            if name:
+                return importlib.import_module, (name,)
         if isinstance(obj, types.CodeType):
             # cloudpickle calls every file <dynamic-code>; keep the name and take the lines along.
             name = obj.co_filename
@@ -131,10 +141,63 @@ def unpack(frame: bytes | memoryview) -> Any:
     return loads(value) if type(value) is _InBand else value
 
 
-def loads(frames: Sequence[bytes | memoryview]) -> Any:
+def loads(frames: Sequence[bytes | memoryview | mmap.mmap]) -> Any:
     """Opens what :func:`dumps` made. Only for frames of a peer that has proved the mesh's key."""
     with _plain():
         return pickle.loads(frames[0], buffers=frames[1:])
+
+
+class _AroundPickler(_Pickler):
+    """Leaves places where the mesh tensors of an object were."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, buffers, tensors=True)
+        self.left_out: list[Any] = []
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not getattr(type(obj), "is_mesh_tensor", False):
+            return None
+        place = self._places.setdefault(id(obj), len(self.left_out))
+        if place == len(self.left_out):
+            self.left_out.append(obj)
+        return place, obj._is_param
+
+
+class _AroundUnpickler(pickle.Unpickler):
+    def __init__(self, frames: Sequence[bytes | memoryview], tensors: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(frames[0]), buffers=frames[1:])
+        self._given = tensors
+
+    def persistent_load(self, pid: Any) -> Any:
+        place, is_param = pid
+        tensor = self._given[place]
+        if is_param:
+            tensor._is_param = True  # what makes isinstance(t, nn.Parameter) hold
+        return tensor
+
+
+def dumps_around(value: Any) -> tuple[tuple[bytes, ...], list[Any], dict[str, str]]:
+    """(frames, tensors, sources) of an object, a module for one, without the mesh tensors in it.
+
+    Raises UsageTypeError for what cannot be sent.
+    """
+    file, buffers = io.BytesIO(), []  # type: ignore[var-annotated]
+    pickler = _AroundPickler(file, buffers)
+    try:
+        with _plain():
+            pickler.dump(value)
+    except UsageTypeError:
+        raise
+    except (pickle.PicklingError, TypeError, AttributeError) as e:
+        raise UsageTypeError(f"this value cannot be sent to the workers: {e}") from e
+    return (file.getvalue(), *(bytes(b.raw()) for b in buffers)), pickler.left_out, pickler.sources
+
+
+def loads_around(frames: Sequence[bytes | memoryview], tensors: Sequence[Any]) -> Any:
+    """Opens what :func:`dumps_around` made, with ``tensors`` in the places of those left out. As :func:`loads`."""
+    with _plain():
+        return _AroundUnpickler(frames, tensors).load()
 
 
 def remember_sources(sources: dict[str, str]) -> None:

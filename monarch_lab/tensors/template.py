@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from monarch_lab.tensors import naming
+
 
 @dataclass(frozen=True, slots=True)
 class Input:
@@ -26,6 +28,14 @@ class Number:
 
     index: int
     dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Stands for what the worker's function at ``path`` makes of ``args``, afresh at each call."""
+
+    path: str
+    args: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,9 @@ class Source:
             if tree.dtype is None:
                 return f"n{tree.index}"
             return f"{self.constant(torch.tensor)}(n{tree.index}, dtype={self.constant(tree.dtype)})"
+        if kind is Built:
+            function = self.constant(naming.resolve(tree.path, {}))
+            return f"{function}({', '.join(self.expression(x) for x in tree.args)})"
         if tree is None or kind is bool or kind is int:
             return repr(tree)
         if kind is tuple:

@@ -40,7 +40,13 @@ class Op(IntEnum):
     AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
     SET_GRAD = 2  # [2, ref, grad ref or 0]
     BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
-    REPLAY = 4  # [4, recording, input refs ..., positions in Batch.numbers ..., output refs ...], see RecordingDef
+    SIGNAL = 4  # [4, event]: what this stream did so far is done for whoever waits
+    WAIT = 5  # [5, event]: until another stream has signalled it; each event serves once
+    LEND = 6  # [6, ref, new ref]: the new one is the same data, for another stream
+    RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
+    MOVE = 8  # [8, move, ref, ref of the result, crossing]: see MoveDef
+    MOVE_BACK = 9  # [9, move, crossing]: the gradient of a result, back to where the value came from
+    REPLAY = 10  # [10, recording, input refs ..., positions in Batch.numbers ..., output refs ...], see RecordingDef
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +116,7 @@ class EntryDef(Message, frozen=True):
 
 class AmbientDef(Message, frozen=True):
     ambient: int
-    values: dict[str, bool | str]
+    values: dict[str, bool | int | str | tuple[int, ...]]
 
 
 class PayloadDef(Message, frozen=True):
@@ -130,12 +136,29 @@ class MeshDef(Message, frozen=True):
     ranks: list[int]
 
 
+class MoveDef(Message, frozen=True):
+    """A value from the processes of one mesh to those of another; each group is done by itself, in this order.
+
+    ``spread``: a group's first rank has the value, the others get it. ``stack`` and ``sum``: the first gets what the
+    others have. A rank that gets and has a value is named twice. ``meta``: of the result; ``given``: of what is moved.
+    Where the stream has a crossing (not 0), gradients go back: it is the ref of a stand-in for the value, on the ranks
+    that have it, whose backward pass goes on with what MOVE_BACK brings; ``home`` are all the ranks that have one.
+    """
+
+    move: int
+    kind: str
+    groups: list[list[int]]
+    home: list[int]
+    given: TensorMeta
+    meta: TensorMeta
+
+
 class BackwardDef(Message, frozen=True):
     """A backward pass with what it did the first time.
 
     Refs in the stream: ``roots`` roots, ``roots`` gradients or 0, ``inputs`` inputs, then for each touched leaf its
-    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to.
-    ``grads``: their metadata.
+    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to; then the
+    ``crossings`` whose gradient it reaches. ``grads``: metadata of the leaves' gradients.
     """
 
     plan: int
@@ -144,6 +167,7 @@ class BackwardDef(Message, frozen=True):
     keep_graph: bool
     create_graph: bool
     grads: list[TensorMeta]
+    crossings: int = 0
 
 
 class RecordingDef(Message, frozen=True):
@@ -164,7 +188,7 @@ class RecordingDef(Message, frozen=True):
     numbers: list[int | float]
 
 
-Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | BackwardDef | RecordingDef
+Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef | RecordingDef
 
 
 # --- orders, kernel to worker
@@ -204,7 +228,10 @@ class Learn(Message, frozen=True):
 
 
 class LearnBackward(Message, frozen=True):
-    """Run a backward pass and say which leaves got a gradient. Answered by BackwardLearned or LearnFailed."""
+    """Run a backward pass and say which leaves got a gradient. Answered by BackwardLearned or LearnFailed.
+
+    New gradients are kept under refs counted down from ``first_out``.
+    """
 
     ident: int
     cell: int
@@ -219,17 +246,28 @@ class LearnBackward(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU)."""
+    """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
+
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead."""
 
     refs: list[int]
     device: str = ""
+    segments: list[tuple[int, int, int]] = []
+    pid: int = 0
 
 
 class Fetch(Message, frozen=True):
-    """Send these values, on the CPU. Answered by Fetched or FetchFailed."""
+    """Send these values, on the CPU. Answered by Fetched or FetchFailed.
+
+    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: segments that are read no more,
+    to be used again or not.
+    """
 
     ident: int
     refs: list[int]
+    shared: bool = False
+    free: list[int] = []
+    drop: list[int] = []
 
 
 class CallAndFetch(Message, frozen=True):
@@ -256,8 +294,36 @@ class Retain(Message, frozen=True):
     ref: int
 
 
+class Hook(Message, frozen=True):
+    """Call the kernel's ``handler`` from the gradient graph of a value; see worker/callbacks.py for the kinds."""
+
+    ref: int
+    handler: int
+    kind: str
+
+
+class Unhook(Message, frozen=True):
+    handler: int
+
+
+class Resume(Message, frozen=True):
+    """The answer to Called: refs of what the kernel's function gave (0: None), or ``is_none`` for None itself.
+
+    ``error``: it raised, and the kernel keeps the exception; the call that asked fails.
+    """
+
+    ident: int
+    serial: int
+    refs: list[int]
+    is_none: bool = False
+    error: str = ""
+
+
 class Seed(Message, frozen=True):
+    """Begin the random streams again; of a part of the mesh, ``scope``, its own alone."""
+
     seed: int
+    scope: int = 0
 
 
 class Vary(Message, frozen=True):
@@ -276,6 +342,14 @@ class Together(Message, frozen=True):
 
     batch: Batch
     order: Question
+
+
+class OnStream(Message, frozen=True):
+    """An order for a stream beside the default one (0), which is made at its first. It keeps the order of what comes
+    to it; what a Define or Rejoin without a stream says holds on all."""
+
+    stream: int
+    order: Define | Batch | Together | Learn | LearnBackward | Place | Fetch | CallAndFetch | Retain
 
 
 class Rejoin(Message, frozen=True):
@@ -299,6 +373,7 @@ Order = (
     Define
     | Batch
     | Together
+    | OnStream
     | Learn
     | LearnBackward
     | Place
@@ -306,6 +381,9 @@ Order = (
     | CallAndFetch
     | Poison
     | Retain
+    | Hook
+    | Unhook
+    | Resume
     | Seed
     | Vary
     | Rejoin
@@ -384,27 +462,59 @@ class Learned(Message, frozen=True):
 
 
 class BackwardLearned(Message, frozen=True):
-    """``touched``: ref of each leaf that got a gradient; ``fresh[i]``: it is a new tensor, kept under first_out - i."""
+    """``touched``: ref of each leaf that got a gradient; ``outs[i]``: where it is a new tensor, its ref, else 0."""
 
     ident: int
     touched: list[int]
-    fresh: list[bool]
+    outs: list[int]
     grads: list[TensorMeta]
+    crossings: list[int] = []  # those whose gradient it reached
 
 
 class LearnFailed(Message, frozen=True):
-    """``dependent``: an input had failed before. ``written``: inputs that were written before it failed."""
+    """``dependent``: an input had failed before. ``written``: inputs that were written before it failed.
+    ``partial``: which leaves a backward pass had reached by then."""
 
     ident: int
     failure: Failure
     dependent: bool = False
     written: list[int] = []
+    partial: BackwardLearned | None = None
+
+
+class Called(Message, frozen=True):
+    """A gradient graph has come to a function of the kernel. Answered by Resume; orders are obeyed meanwhile.
+
+    Sent while question ``ident`` runs. ``refs``: the arguments (0: None), of which ``split`` are of the first kind;
+    ``leaves[i]``: the older ref of argument i where it is a leaf, else 0. ``touched``, ``outs``, ``grads``: the leaves
+    that got a gradient since the last report; outs as in BackwardDef. ``grad``: grad mode there.
+    """
+
+    ident: int
+    serial: int
+    handler: int
+    split: int
+    refs: list[int]
+    leaves: list[int]
+    metas: list[TensorMeta | None]
+    grad: bool
+    touched: list[int]
+    outs: list[int]
+    grads: list[TensorMeta]
+
+
+class Released(Message, frozen=True):
+    """Nothing here can call these handlers any more."""
+
+    handlers: list[int]
 
 
 class Fetched(Message, frozen=True):
-    """The values, pickled in the frames."""
+    """The values, pickled in the frames. ``segments``: (frame, descriptor of the worker, bytes) of those that are in
+    shared memory instead, see transport/segments.py."""
 
     ident: int
+    segments: list[tuple[int, int, int]] = []
 
 
 class FetchFailed(Message, frozen=True):
@@ -419,6 +529,12 @@ class Output(Message, frozen=True):
     cell: int
     stream: str
     text: str
+
+
+class DeviceMemory(Message, frozen=True):
+    """What torch holds on the worker's GPU, when it has changed: at most once a second."""
+
+    reserved_bytes: int
 
 
 class DebugRead(Message, frozen=True):
@@ -447,9 +563,12 @@ Report = (
     | Learned
     | BackwardLearned
     | LearnFailed
+    | Called
+    | Released
     | Fetched
     | FetchFailed
     | Output
+    | DeviceMemory
     | DebugRead
     | DebugEnded
     | Crashed

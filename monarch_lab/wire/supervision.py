@@ -36,6 +36,7 @@ class MeshFacts(msgspec.Struct, frozen=True):
     seed: int
     python_path: list[str]
     cwd: str
+    gpus: int = 0  # how many the workers have between them, of device "cuda"
 
 
 class LaunchWorker(Message, frozen=True):
@@ -261,6 +262,7 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     cwd: str
     without: list[str] = []  # variables of the zygote that this worker is not to have
     output_fds: tuple[int, int] = (-1, -1)  # where it writes where it has no path: stdout, stderr
+    gpus: int = 0  # of the mesh; rank R has number R modulo this
     process: int = 0  # the supervisor's number for it: names its report socket
     worker_module: str = "monarch_lab.worker.main"
     hello_s: float = 150.0  # how long it waits for the kernel's Welcome

@@ -6,6 +6,8 @@ not what the graph suggests. The first pass over a graph of one kind reports; la
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def width(plan: wire.BackwardDef) -> int:
-    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads)
+    return 2 + 2 * plan.roots + plan.inputs + 3 * len(plan.grads) + plan.crossings
 
 
 def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: bool = False) -> list[int]:
@@ -29,16 +31,27 @@ def gradient_refs(plan: wire.BackwardDef, code: list[int], i: int, *, added_to: 
     return code[start + 1 + added_to : start + 3 * len(plan.grads) : 3]
 
 
-def run(engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool) -> None:
+def crossing_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
+    """The crossings whose gradient the pass reaches."""
+    end = i + width(plan)
+    return code[end - plan.crossings : end]
+
+
+def run(
+    engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
+) -> list[int]:
+    """The crossings whose gradient was reached."""
     refuse_failed(*roots, *gradients, *inputs)
     engine.touched.clear()
-    torch.autograd.backward(
-        roots,
-        gradients if any(g is not None for g in gradients) else None,
-        retain_graph=keep,
-        create_graph=create,
-        inputs=inputs or None,
-    )
+    with engine.moves.reached() as crossings:
+        torch.autograd.backward(
+            roots,
+            gradients if any(g is not None for g in gradients) else None,
+            retain_graph=keep,
+            create_graph=create,
+            inputs=inputs or None,
+        )
+    return sorted(crossings)
 
 
 def _touched(engine: Engine) -> set[int]:
@@ -52,42 +65,66 @@ def _values(engine: Engine, refs: list[int]) -> list[Any]:
     return [engine.cells[ref] if ref else None for ref in refs]
 
 
-def learn(engine: Engine, order: wire.LearnBackward, roots: list[Any]) -> wire.BackwardLearned:
+def tell(engine: Engine, next_ref: Callable[[], int]) -> tuple[list[int], list[int], list[wire.TensorMeta]]:
+    """The leaves that got a gradient since the last report, the refs of those that are new, and their metadata."""
+    touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
+    engine.touched.clear()
+    known = engine.had[-1] if engine.had else {}
+    retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not known.get(r)]
+    touched += sorted(r for r in retained if r not in touched)
+    outs, grads = [], []
+    for ref in touched:
+        gradient = engine.cells[ref].grad
+        outs.append(0)
+        if gradient is not known.get(ref):
+            outs[-1] = next_ref()
+            engine.cells[outs[-1]] = gradient
+        grads.append(describe(gradient))
+        for had in engine.had:
+            had[ref] = gradient
+    return touched, outs, grads
+
+
+def learn(
+    engine: Engine, order: wire.LearnBackward, roots: list[Any]
+) -> tuple[wire.BackwardLearned, BaseException | None]:
+    """What the pass did; with the exception that ended it, up to there."""
     had = {}
     for ref, tensor in list(engine.cells.items()):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad and (ref in engine.retained or is_leaf(tensor)):
             had[ref] = tensor.grad
-    run(
-        engine,
-        roots,
-        _values(engine, order.gradients),
-        _values(engine, order.inputs),
-        order.keep_graph,
-        order.create_graph,
-    )
-    touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
-    retained = [r for r, t in engine.retained.items() if r in engine.cells and t.grad is not had.get(r)]
-    touched += sorted(r for r in retained if r not in touched)
-    fresh, grads = [], []
-    for k, ref in enumerate(touched):
-        gradient = engine.cells[ref].grad
-        fresh.append(gradient is not had.get(ref))
-        grads.append(describe(gradient))
-        if fresh[-1]:
-            engine.cells[order.first_out - k] = gradient
+    engine.had.append(had)
+    error, crossings = None, []
+    try:
+        crossings = run(
+            engine,
+            roots,
+            _values(engine, order.gradients),
+            _values(engine, order.inputs),
+            order.keep_graph,
+            order.create_graph,
+        )
+    except BaseException as e:
+        error = e
+    numbers = itertools.count()
+
+    def next_ref() -> int:
+        return order.first_out - next(numbers)
+
+    touched, outs, grads = tell(engine, next_ref)
+    engine.had.pop()
     for ref in [r for r in engine.retained if r not in engine.cells]:
         del engine.retained[ref]
-    return wire.BackwardLearned(order.ident, touched, fresh, grads)
+    return wire.BackwardLearned(order.ident, touched, outs, grads, crossings), error
 
 
-def check_leaves(plan: wire.BackwardDef, expected: set[int], touched: set[int], before: int) -> None:
-    """Raises PredictionError where other leaves got a gradient than the plan says."""
-    if expected != touched:
-        raise PredictionError(
-            f"backward() reached {len(touched)} leaves where the same graph reached {before} before; "
-            "what was learned is dropped, so running the cell again is right",
-            -plan.plan,
-        )
+def missed(plan: wire.BackwardDef, touched: int) -> PredictionError:
+    """Other leaves got a gradient than the plan says."""
+    return PredictionError(
+        f"backward() reached {touched} leaves where the same graph reached {len(plan.grads)} before; "
+        "what was learned is dropped, so running the cell again is right",
+        -plan.plan,
+    )
 
 
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
@@ -98,13 +135,19 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     start = c + plan.inputs
     end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
-    run(engine, roots, gradients, [cells[r] for r in code[c:start]], plan.keep_graph, plan.create_graph)
+    inputs = [cells[r] for r in code[c:start]]
+    crossings = run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
-    check_leaves(plan, set(leaves), _touched(engine), len(leaves))
+    touched = _touched(engine)
+    after = end + plan.crossings
+    if set(leaves) != touched or code[end:after] != crossings:
+        engine.moves.forget(crossings)
+        raise missed(plan, len(touched))
     for k, leaf in enumerate(leaves):
         gradient = cells[leaf].grad
         engine.check_gradient(gradient, plan.grads[k])
         ref = code[start + 3 * k + 1]
         if ref:
             cells[ref] = gradient
-    return end
+    engine.touched.clear()
+    return after

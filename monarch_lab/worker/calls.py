@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch_lab.tensors.meta import describe, dtype_named
+from monarch_lab.tensors.structure import tensors_of
 from monarch_lab.tensors.template import CallTree, Input, Number, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
-from monarch_lab.worker.learning import Rejecting, tensors_of
+from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.learning import Rejecting, version
 
 if TYPE_CHECKING:
     from monarch_lab.worker.engine import Engine
@@ -123,6 +125,7 @@ class OpCode:
             "user_code": engine.user_code,
             "touched": engine.touched,
             "arm": engine.arm,
+            "versions": _versions,
         }
 
     def unchecked(self, template: Template, op: Names) -> list[str]:
@@ -138,11 +141,17 @@ class OpCode:
         if definition.private and not template.opaque:
             lines += ["with rejecting():", f"    r = {call}"]
         elif template.opaque:
+            guarded = [k for k in range(len(op.inputs)) if k not in definition.writes]
+            tensors = "".join(f"{op.inputs[k]}, " for k in guarded)
+            refs = "".join(f"{op.input_refs[k]}, " for k in guarded)
+            wrote = self.source.constant(_wrote(definition, template, self.engine))
             lines += [
                 f"refuse_failed({', '.join(op.inputs)})",
                 "touched.clear()",
+                f"before = versions({tensors})",
                 "with user_code():",
                 f"    r = {call}",
+                f"if before != versions({tensors}): {wrote}(before, ({tensors}), ({refs}))",
             ]
             checks.append("touched")  # it ran a backward pass, and did not when it was learned
         else:
@@ -160,6 +169,8 @@ class OpCode:
                 continue
             checks += self._differs(name, meta)
             checks += [f"{name} is {t}" for t in dict.fromkeys(op.inputs)]
+            if template.opaque:
+                checks.append(f"{name}.is_leaf is not {meta.is_leaf}")
             stores.append(f"{op.outputs[fresh]} = {name}")
             if meta.requires_grad and meta.is_leaf:
                 stores.append(f"arm({name}, {op.output_refs[fresh]})")
@@ -219,6 +230,26 @@ def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entr
     return Entry(definition, template, run, fresh, width)
 
 
+def _versions(*inputs: Any) -> list[int]:
+    return [version(t) for t in inputs]
+
+
+def _wrote(definition: EntryDef, template: Template, engine: Engine) -> Callable[..., None]:
+    def wrote(before: list[int], tensors: tuple[Any, ...], refs: tuple[int, ...]) -> None:
+        """Whether ranks hold equal values was told without it: what it wrote is not to be used any more."""
+        error = PredictionError(
+            f"{template.definition.function} wrote to an argument on rank {engine.rank}, and the same kind of call did "
+            "not when it was learned or told: that argument is lost; write to it in every call, or in none",
+            definition.entry,
+        )
+        engine.mark(
+            [r for r, t, v in zip(refs, tensors, before, strict=True) if version(t) != v], describe_error(error)
+        )
+        raise error
+
+    return wrote
+
+
 def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> None:
     match tree:
         case ["t", index]:
@@ -230,8 +261,14 @@ def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> 
         case ["d", keys, children]:
             for key, child in zip(keys, children, strict=True):
                 _unpack(child, f"{path}[{key!r}]", names, checks)
+        case ["o", index]:
+            names[index] = f"{path}.key"
         case ["n"]:
             checks.append(f"{path} is not None")
+        case ["c", _, children]:
+            _unpack(["s", "tuple", children], path, names, checks)
+        case ["p", _]:
+            pass  # told by a propagator: the kernel has it
         case _:
             raise PredictionError(f"a result of this structure has no entry: {tree!r}", 0)
 
@@ -250,7 +287,7 @@ class _Wrong:
 
 def _raise_wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
     def text(meta: TensorMeta) -> str:
-        grad = ", requires_grad" if meta.requires_grad else ""
+        grad = (", a leaf that requires grad" if meta.is_leaf else ", requires_grad") if meta.requires_grad else ""
         return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"
 
     got = ", ".join(text(describe(t)) for t in tensors_of(result)) or repr(result)[:100]

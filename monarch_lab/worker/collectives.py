@@ -29,20 +29,21 @@ _OPERATIONS = {
     "bor": "BOR",
     "bxor": "BXOR",
 }
+_WIDER = {torch.bool: torch.uint8, torch.int16: torch.int32}  # dtypes that gloo does not know
 
 
 def _wire_form(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy that gloo can add up: complex as pairs, bool as bytes."""
+    """A contiguous copy that gloo can add up: complex as pairs, others as what is wider."""
     copy = tensor.detach().clone(memory_format=torch.contiguous_format)
     if copy.is_complex():
         return torch.view_as_real(copy)
-    return copy.to(torch.uint8) if copy.dtype is torch.bool else copy
+    return copy.to(_WIDER[copy.dtype]) if copy.dtype in _WIDER else copy
 
 
 def _back(buffer: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if like.is_complex():
         return torch.view_as_complex(buffer)
-    return buffer.to(torch.bool) if like.dtype is torch.bool else buffer
+    return buffer.to(like.dtype) if like.dtype in _WIDER else buffer
 
 
 def _all_reduce(tensor: torch.Tensor, group: Group, reduction: str) -> torch.Tensor:
@@ -107,7 +108,9 @@ class _Reduce(torch.autograd.Function):
             mine = (tensor == whole).to(whole.dtype)
             ctx.save_for_backward(mine / _all_reduce(mine, group, "sum"))
         elif reduction == "product" and tensor.requires_grad:
-            raise RuntimeError("reduce('product') has no gradient here: use sum of logarithms")
+            factors = _all_gather(tensor, group)
+            others = [k for k in range(group.size) if k != group.position]
+            ctx.save_for_backward(factors[others].prod(0).conj().resolve_conj())
         return whole[group.position].clone() if scatter else whole
 
     @staticmethod
@@ -121,7 +124,7 @@ class _Reduce(torch.autograd.Function):
             gradient = _all_gather(gradient, group)
         if reduction == "avg":
             gradient = gradient / group.size
-        elif reduction in ("max", "min"):
+        elif reduction in ("max", "min", "product"):
             (share,) = ctx.saved_tensors
             gradient = gradient * share
         return gradient, None, None, None
@@ -154,7 +157,7 @@ def reduce_(
     tensor: torch.Tensor, mesh: int, dims: tuple[str, ...], sizes: tuple[int, ...], reduction: str, scatter: bool
 ) -> torch.Tensor:
     """As reduce, written into ``tensor``."""
-    plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_complex() or tensor.dtype is torch.bool)
+    plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_complex() or tensor.dtype in _WIDER)
     if plain and not (reduction == "avg" and not tensor.is_floating_point()):
         with torch.no_grad():  # the pages of a copy would cost as much again
             _add_up(tensor, current().along(mesh, dims), reduction)

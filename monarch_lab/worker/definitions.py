@@ -29,6 +29,7 @@ class Definitions:
         self.ambients: dict[int, dict[str, Any]] = {}
         self.plans: dict[int, wire.BackwardDef] = {}
         self.recordings: dict[int, Recording] = {}
+        self.moves: dict[int, wire.MoveDef] = {}
         self._payloads: dict[int, Any] = {}
         self._make_entry = make_entry
         self._make_recording = make_recording
@@ -53,6 +54,8 @@ class Definitions:
                         self._payloads[definition.payload] = _opened(taken)
                 case wire.MeshDef():
                     self.meshes[definition.mesh] = definition
+                case wire.MoveDef():
+                    self.moves[definition.move] = definition
                 case wire.BackwardDef():
                     self.plans[definition.plan] = definition
                 case wire.RecordingDef():

@@ -12,16 +12,20 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_lab.errors import DeviceException, ProtocolError
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
+from monarch_lab.transport.segments import SegmentPool, SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, learning, recording
+from monarch_lab.worker import backward, calls, learning, meeting, recording
+from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
+from monarch_lab.worker.moves import Moves
 from monarch_lab.worker.randomness import ONE_PROCESS, Randomness
 
 Frames = Sequence[bytes | memoryview]
@@ -44,7 +48,9 @@ class Engine:
         self.ended_batch = -1  # of batches and calls up to these, the users' functions are dropped
         self.ended_ident = -1
         self.batch = -1
-        self._report = report
+        self._report = self.report = report
+        self.on_account: Callable[[wire.Done], None] = report  # another with several streams
+        self.events: dict[int, meeting.Event] = {}  # where streams meet
         self._applied = ambient.Applied()
         self._ambient = 0
         self._poisoned: set[int] = set()
@@ -52,14 +58,24 @@ class Engine:
         self.scope = 0
         self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
         self.retained: dict[int, Any] = {}
+        self._segments = SegmentPool()
+        self.had: list[dict[int, Any]] = []  # the gradients the kernel knows, of each backward pass that runs
+        self.callbacks = Callbacks(self, report)
         self._table: list[calls.OpFunction] = [self._unknown] * FIRST_ENTRY
         self._table[Op.DELETE] = self._delete
         self._table[Op.AMBIENT] = self._set_ambient
         self._table[Op.SET_GRAD] = self._set_grad
         self._table[Op.BACKWARD] = self._backward
         self._table[Op.REPLAY] = self._replay
+        self.moves = Moves(self)
+        self._table[Op.MOVE] = self.moves.move
+        self._table[Op.MOVE_BACK] = self.moves.move_back
+        self._table[Op.SIGNAL] = self._signal
+        self._table[Op.WAIT] = self._wait
+        self._table[Op.LEND] = self._lend
+        self._table[Op.RETURN] = self._return
         # Instructions are no ops: a failure's position counts ops alone.
-        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3}
+        self._width = {Op.DELETE: 2, Op.AMBIENT: 2, Op.SET_GRAD: 3, Op.MOVE: 5, Op.MOVE_BACK: 3, **meeting.WIDTHS}
 
     # --- definitions
 
@@ -96,10 +112,7 @@ class Engine:
         else:
             self.run_code(batch, 0)
         if batch.report:
-            done = wire.Done(batch.number, self._poisoned_by_cause(), sorted(self._unwritten))
-            self._poisoned.clear()
-            self._unwritten.clear()
-            self._report(done)
+            self.on_account(self.account(batch.number))
 
     def run_code(self, batch: wire.Batch, i: int, within: int = -1, error: BaseException | None = None) -> None:
         """Run a batch's ops from ``i`` on; ``error``: the one there has raised it. ``within``: they are those of a
@@ -127,6 +140,13 @@ class Engine:
                 self.interruptible = False
                 i = self._failed(batch, i, e, within)
 
+    def account(self, number: int) -> wire.Done:
+        """What failed since the last account."""
+        done = wire.Done(number, self._poisoned_by_cause(), sorted(self._unwritten))
+        self._poisoned.clear()
+        self._unwritten.clear()
+        return done
+
     def _poisoned_by_cause(self) -> list[tuple[Failure, list[int]]]:
         causes: dict[int, tuple[Failure, list[int]]] = {}
         for ref in sorted(self._poisoned):
@@ -152,7 +172,7 @@ class Engine:
     def _position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
-            position += code[j] >= FIRST_ENTRY or code[j] in (Op.SET_GRAD, Op.BACKWARD, Op.REPLAY)
+            position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
             j += self.width_at(code, j)
         return position
 
@@ -161,10 +181,11 @@ class Engine:
         if number >= FIRST_ENTRY:
             return self.known.entries[number].output_refs(code, i)
         if number == Op.BACKWARD:
-            return [ref for ref in backward.gradient_refs(self.known.plans[code[i + 1]], code, i) if ref]
+            plan = self.known.plans[code[i + 1]]
+            return [r for r in backward.gradient_refs(plan, code, i) if r] + backward.crossing_refs(plan, code, i)
         if number == Op.REPLAY:
             return self.known.recordings[code[i + 1]].output_refs(code, i)
-        return []
+        return self.moves.outputs_at(code, i)
 
     def _failed(self, batch: wire.Batch, i: int, error: BaseException, within: int = -1) -> int:
         """Marks the outputs of the op at ``i``; returns the next op's place."""
@@ -233,9 +254,10 @@ class Engine:
         end = len(code)
         while i < end:
             number = code[i]
-            if number in (Op.DELETE, Op.AMBIENT):
+            if number in (Op.DELETE, Op.AMBIENT, *meeting.WIDTHS):
                 i = self._table[number](self.cells, code, i, [])
                 continue
+            self.moves.take_part(code, i, INTERRUPTED)
             self.mark(self._outputs_at(code, i), INTERRUPTED)
             self._note_unwritten(code, i)
             i += self.width_at(code, i)
@@ -262,8 +284,13 @@ class Engine:
     def _set_grad(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         target, gradient = cells[code[i + 1]], cells[code[i + 2]] if code[i + 2] else None
         calls.refuse_failed(target, gradient)
-        target.grad = gradient
+        self.set_grad(target, gradient, code[i + 1])
         return i + 3
+
+    def set_grad(self, target: Any, gradient: Any, ref: int) -> None:
+        target.grad = gradient
+        for had in self.had:
+            had[ref] = gradient
 
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         return backward.replay(self, self.known.plans[code[i + 1]], code, i)
@@ -278,9 +305,44 @@ class Engine:
             self.interruptible = True
         return i + replayed.width
 
+    def _signal(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        meeting.signal(self.events, code[i + 1])
+        return i + 2
+
+    def _wait(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        meeting.wait(self.events, code[i + 1])
+        return i + 2
+
+    def _lend(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        value = cells[code[i + 1]]
+        cells[code[i + 2]] = value if type(value) is Failed else value.detach()
+        return i + 3
+
+    def _return(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        value = cells.get(code[i + 1])
+        if type(value) is Failed and code[i + 2] in cells:
+            self.mark([code[i + 2]], value.failure)
+        return i + 3
+
     def rejoin(self, lost: str) -> None:
         """This process is not the first of its rank: what was made before it came is not here."""
         self.cells = Cells(lost, self.rank)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Obey other orders in the middle of one: they run as themselves, not as part of what is being watched, and
+        what they set is put back."""
+        thread, random = ambient.capture(), self.randomness.scope
+        kept = self.cell, self.batch, self.scope, self._ambient, self.interruptible, self.in_user_code
+        self.interruptible = self.in_user_code = False
+        self._ambient = 0
+        try:
+            with _disable_current_modes(), self.moves.apart():
+                yield
+        finally:
+            self._applied.apply(thread)
+            self.randomness.use(random)
+            self.cell, self.batch, self.scope, self._ambient, self.interruptible, self.in_user_code = kept
 
     # --- calls that answer
 
@@ -302,10 +364,13 @@ class Engine:
             versions = [learning.version(t) for t in inputs]
             invoke = self._guarded(template.invoke, order.ident) if template.opaque else template.invoke
             self.interruptible = True
-            answer, tensors, values = learning.learn(
-                order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
-            )
+            with self.callbacks.question(order.ident) as question:
+                answer, tensors, values = learning.learn(
+                    order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
+                )
             self.interruptible = False
+            if question.serial:
+                answer = msgspec.structs.replace(answer, dynamic=True)
             frames = [payload.pack(v, tensors=False)[0] for v in values]
             answer = self._with_gradients(answer, order.first_out)
         except BaseException as e:
@@ -352,6 +417,7 @@ class Engine:
             gradient = self.cells[ref].grad
             self.cells[first_out - len(answer.outputs) - k] = gradient
             grads.append((ref, describe(gradient)))
+        self.touched.clear()
         return msgspec.structs.replace(answer, grads=grads, dynamic=True)
 
     def _learn_with_zeros(self, order: wire.Learn, template: calls.Template) -> None:
@@ -372,18 +438,25 @@ class Engine:
         try:
             roots = self._begin(order.ident, order.cell, order.scope, order.ambient, order.roots)
             self.interruptible = True
-            answer = backward.learn(self, order, roots)
+            with self.callbacks.question(order.ident):
+                answer, error = backward.learn(self, order, roots)
             self.interruptible = False
         except BaseException as e:
-            self.interruptible = False
-            dependent = isinstance(e, DependentOnError)
-            failure = e.failure if isinstance(e, DependentOnError) else describe_error(e)
-            self._report(wire.LearnFailed(order.ident, failure, dependent=dependent))
+            answer, error = None, e
+        self.interruptible = False
+        if error is None:
+            self._report(answer)
             return
-        self._report(answer)
+        dependent = isinstance(error, DependentOnError)
+        failure = error.failure if isinstance(error, DependentOnError) else describe_error(error)
+        self._report(wire.LearnFailed(order.ident, failure, dependent=dependent, partial=answer))
 
     def place(self, order: wire.Place, frames: Frames) -> None:
-        for ref, tensor in zip(order.refs, payload.loads(frames), strict=True):
+        try:
+            given = SegmentReader().open(order.pid, frames, order.segments)
+        except (OSError, ValueError) as e:
+            return self.mark(order.refs, describe_error(e))
+        for ref, tensor in zip(order.refs, payload.loads(given), strict=True):
             if order.device:
                 tensor = tensor.detach().to(order.device).requires_grad_(tensor.requires_grad)
             self.cells[ref] = tensor
@@ -398,7 +471,11 @@ class Engine:
         except BaseException as e:
             self._fetch_failed(order.ident, e)
             return
-        self._report(wire.Fetched(order.ident), frames)
+        segments: list[tuple[int, int, int]] = []
+        self._segments.free(order.free, order.drop)
+        if order.shared:
+            frames, segments = self._segments.put(frames)
+        self._report(wire.Fetched(order.ident, segments), frames)
 
     def call_and_fetch(self, order: wire.CallAndFetch) -> None:
         template = self.known.templates[order.template]

@@ -20,11 +20,12 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, randomness
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
 from monarch_lab.worker.randomness import Randomness
+from monarch_lab.worker.streams import Streams
 
 _orders = Decoder(wire.Order)
 _controls = Decoder(wire.Control)
@@ -38,15 +39,26 @@ class Worker:
         self.engine = Engine(spec.rank, self.report, self._randomness)
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
-        self._flusher = Flusher(self._streams)
+        self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
-        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes))
+        self.engine.callbacks.serve = self._serve
+        callbacks.install(self.engine.callbacks)
+        self._resumed: dict[tuple[int, int], wire.Resume] = {}
+        self._exiting = False
+        groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
+        # A stream's engine brings the meshes that it was told of.
+        self._streams_beside = Streams(
+            self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
+        )
+        self._next = self._read
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, (wire.Done, wire.Learned, wire.LearnFailed, wire.Fetched, wire.FetchFailed)):
             self._flush()  # what was printed arrives before the answer that ends the cell
+            if released := self.engine.callbacks.take_released():
+                self._link.send(encode(wire.Released(released)))
         self._link.send(encode(message), frames)
 
     def _output(self, stream: str, text: str) -> None:
@@ -81,31 +93,60 @@ class Worker:
                     self._hard = True
                     engine.dropped_batch = max(engine.dropped_batch, batch)
                     engine.dropped_ident = max(engine.dropped_ident, ident)
+                for other in self._streams_beside.engines():
+                    other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
+                    other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
+                self._streams_beside.interrupt()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)
 
     def run(self) -> None:
-        while True:
-            header, *frames = self._link.receive()
-            try:
-                order = _orders(header)
-                if isinstance(order, wire.Exit):
-                    return
-                self._obey(order, frames)
-            except KeyboardInterrupt:
-                continue  # came too late for the op it was meant for
-            except BaseException:
-                self.report(wire.Crashed(traceback.format_exc()))
+        while not self._exiting:
+            self._step()
 
-    def _obey(self, order: Any, frames: list[Any]) -> None:
-        engine = self.engine
+    def _step(self) -> None:
+        order, frames = self._next()
+        try:
+            if isinstance(order, Exception):
+                raise order
+            if isinstance(order, wire.Exit):
+                self._exiting = True
+            elif isinstance(order, wire.OnStream):  # the first: from now on a thread reads for all of them
+                self._streams_beside.start((order, frames))
+                self._next = self._streams_beside.next
+            else:
+                self._obey(self.engine, order, frames)
+        except KeyboardInterrupt:
+            pass  # came too late for the op it was meant for
+        except BaseException:
+            self.report(wire.Crashed(traceback.format_exc()))
+
+    def _serve(self, ident: int, serial: int) -> wire.Resume:
+        """Obey orders until the kernel has answered a call of ours. On a GPU, autograd calls this on a thread of its
+        own while the main thread waits for it."""
+        self._flush()
+        while (ident, serial) not in self._resumed:
+            self._step()
+            if self._exiting:
+                raise SystemExit
+        return self._resumed.pop((ident, serial))
+
+    def _read(self) -> tuple[Any, list[Any]]:
+        header, *frames = self._link.receive()
+        try:
+            return _orders(header), frames
+        except Exception as e:
+            return e, frames  # for whoever takes it to tell
+
+    def _obey(self, engine: Engine, order: Any, frames: Any) -> None:
+        """Runs on: the main thread for ``self.engine``, its own thread for another stream's."""
         match order:
             case wire.Batch():
                 engine.run_batch(order)
             case wire.Together():
                 engine.run_batch(order.batch)
-                self._obey(order.order, frames)
+                self._obey(engine, order.order, frames)
             case wire.Define():
                 engine.define(order, frames)
             case wire.Learn():
@@ -119,17 +160,24 @@ class Worker:
             case wire.CallAndFetch():
                 engine.call_and_fetch(order)
             case wire.Poison():
-                for ref in order.refs:
-                    engine.mark([ref], order.failure)
+                # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
+                engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)
             case wire.Retain():
                 engine.retain(order.ref)
+            case wire.Hook():
+                engine.callbacks.hook(order)
+            case wire.Unhook():
+                engine.callbacks.unhook(order.handler)
+            case wire.Resume():
+                if engine.callbacks.is_asked(order.ident, order.serial):
+                    self._resumed[order.ident, order.serial] = order
             case wire.Seed():
-                self._randomness.seed(order.seed)
+                self._randomness.seed(order.seed, order.scope)
             case wire.Vary():
                 self._randomness.vary(order.level, order.seed, order.position)
             case wire.Rejoin():
                 groups.current().rejoin(order.number, order.ranks)
-                if self._rank in order.ranks:
+                if self._rank in order.ranks and engine is self.engine:
                     engine.rejoin(order.lost)
             case wire.AdoptStreams():
                 self._randomness.adopt(*payload.loads(frames))
@@ -141,8 +189,7 @@ class Worker:
 
 def run(spec: WorkerSpec) -> None:
     """Runs a worker until it is told to exit. Called in a process just forked from the zygote."""
-    if spec.device == "cuda":
-        config.narrow_to_gpu(spec.rank)  # all hosts of a local mesh are this machine
+    devices.open_device(spec)
     torch.set_num_threads(config.threads_of_worker(spec.local_world_size))
     link = WorkerLink(spec)
     worker = Worker(spec, link)

@@ -73,18 +73,18 @@ class CellStream(io.TextIOBase):
 
 
 class Flusher(threading.Thread):
-    """Sends what was printed within a tenth of a second, also while user code computes or sleeps."""
+    """Calls each of ``told`` every tenth of a second, also while user code computes or sleeps."""
 
-    def __init__(self, streams: list[CellStream], interval_s: float = 0.1) -> None:
+    def __init__(self, told: list[Callable[[], None]], interval_s: float = 0.1) -> None:
         super().__init__(name="monarch-output", daemon=True)
-        self._streams = streams
+        self._told = told
         self._interval_s = interval_s
         self._stop = threading.Event()
 
     def run(self) -> None:
         while not self._stop.wait(self._interval_s):
-            for stream in self._streams:
-                stream.flush_lines()
+            for tell in self._told:
+                tell()
 
     def stop(self) -> None:
         self._stop.set()

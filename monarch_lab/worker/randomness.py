@@ -49,6 +49,7 @@ def _set_state(state: _State) -> None:
 @dataclass(slots=True)
 class _Streams:
     seed: int
+    private_seed: int | None = None  # of users' functions, where it is another
     states: dict[int, _State] = field(default_factory=dict)  # scope -> state, of the scopes not in use
 
 
@@ -60,6 +61,11 @@ class Randomness:
         self._streams = _Streams(seed)
         self._scope = WHOLE
         torch.manual_seed(seed)
+
+    @property
+    def scope(self) -> int:
+        """Whose stream is in use."""
+        return self._scope
 
     def use(self, scope: int) -> None:
         """Draw from the stream of ``scope`` from now on."""
@@ -74,7 +80,10 @@ class Randomness:
             torch.manual_seed(self._first(scope))
 
     def _first(self, scope: int) -> int:
-        return self._streams.seed if scope == WHOLE else mixed(self._streams.seed, scope & 0xFFFF_FFFF)
+        seed = self._streams.seed
+        if scope == PRIVATE and self._streams.private_seed is not None:
+            seed = self._streams.private_seed
+        return seed if scope == WHOLE else mixed(seed, scope & 0xFFFF_FFFF)
 
     @contextmanager
     def private(self) -> Iterator[None]:
@@ -96,17 +105,24 @@ class Randomness:
 
     def adopt(self, seed: int, states: dict[int, _State]) -> None:
         """Go on where another rank's ``common`` streams are. Before anything was drawn here."""
-        self._streams = _Streams(seed, dict(states))
+        self._streams = _Streams(seed, states=dict(states))
         state = self._streams.states.pop(self._scope, None)
         if state is not None:
             _set_state(state)
         else:
             torch.manual_seed(self._first(self._scope))
 
-    def seed(self, seed: int) -> None:
-        """Every stream begins again."""
-        self._streams = _Streams(seed)
-        torch.manual_seed(self._first(self._scope))
+    def seed(self, seed: int, scope: int = WHOLE) -> None:
+        """Every stream begins again. Of a part of the mesh, its own and that of users' functions alone: the other
+        ranks hear nothing of it, and what all draw together must stay equal."""
+        if scope == WHOLE:
+            self._streams = _Streams(seed)
+            torch.manual_seed(self._first(self._scope))
+            return
+        self.use(scope)
+        torch.manual_seed(seed)
+        self._streams.states.pop(PRIVATE, None)
+        self._streams.private_seed = seed
 
     def vary(self, level: int, seed: int, position: int) -> None:
         """Draw numbers of this rank's own until ``position`` -1 brings the common streams of ``level`` back."""
@@ -153,10 +169,29 @@ def common_streams() -> tuple[int, dict[int, _State]]:
     return _own.common()
 
 
-def get_state() -> torch.Tensor:
-    """The generator's state, of the scope that runs this."""
-    return torch.get_rng_state()
+def get_state() -> tuple[torch.Tensor, ...]:
+    """The generators' states, of the scope that runs this: the CPU's, and the GPU's where the worker has one."""
+    return (
+        (torch.get_rng_state(), torch.cuda.get_rng_state()) if torch.cuda.is_available() else (torch.get_rng_state(),)
+    )
 
 
-def set_state(state: torch.Tensor) -> None:
-    torch.set_rng_state(state)
+def set_state(*state: torch.Tensor) -> None:
+    torch.set_rng_state(state[0].cpu())
+    if len(state) > 1:
+        torch.cuda.set_rng_state(state[1].cpu())
+
+
+def new_state(seed: int | torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the states are after ``torch.manual_seed(seed)``; the generators stay as they are."""
+    before = get_state()
+    try:
+        torch.manual_seed(int(seed))
+        return get_state()
+    finally:
+        set_state(*before)
+
+
+def choose_deterministic_kernels() -> None:
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False

@@ -113,6 +113,7 @@ class _Writer:
         self.engine = engine
         self.op_code = calls.OpCode(engine)
         self.op_code.names |= {"copy": _copy, "set_ambient": engine.set_ambient, "backward": self._backward}
+        self.op_code.names["set_grad"] = engine.set_grad
         self._leaving = frozenset(definition.outputs)
         self.width = 2 + definition.inputs + definition.varying + len(definition.outputs)
 
@@ -168,7 +169,8 @@ class _Writer:
             return [f"set_ambient({code[part.at + 1]})"]
         values = [f"x{n}" if n else "None" for n in part.inputs]
         if part.number == Op.SET_GRAD:
-            return [f"refuse_failed({', '.join(values)})", f"{values[0]}.grad = {values[1]}"]
+            ref = self._ref(part.inputs[0])
+            return [f"refuse_failed({', '.join(values)})", f"set_grad({', '.join(values)}, {ref})"]
         plan = self.engine.known.plans[code[part.at + 1]]
         a, b = 2 * plan.roots, 2 * plan.roots + plan.inputs
         groups = (values[: plan.roots], values[plan.roots : a], values[a:b], values[b : b + len(part.outputs)])
@@ -190,13 +192,16 @@ class _Writer:
         leaves: list[Any],
     ) -> list[Any]:
         engine = self.engine
-        backward.run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
+        crossings = backward.run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
         expected = {leaf._monarch_ref for leaf in leaves if leaf.grad is not None}
         touched = {r for r in engine.touched if r in expected or (r in cells and cells[r].grad is not None)}
-        backward.check_leaves(plan, expected if len(expected) == len(leaves) else set(), touched, len(leaves))
+        if len(expected) < len(leaves) or expected != touched or crossings:
+            engine.moves.forget(crossings)
+            raise backward.missed(plan, len(touched))
         found = [leaf.grad for leaf in leaves]
         for gradient, told in zip(found, plan.grads, strict=True):
             engine.check_gradient(gradient, told)
+        engine.touched.clear()
         return found
 
 

@@ -211,3 +211,47 @@ def test_a_sum_and_a_maximum_of_python_work_on_known_values(cell: Any) -> None:
 def test_a_big_value_comes_whole(cell: Any) -> None:
     x = torch.arange(1 << 20)
     assert torch.equal(ml.inspect(x, gpu=1).sum(), ml.inspect(x.sum()))
+
+
+def test_large_values_come_through_shared_memory_and_are_the_kernels_own(cell: Any) -> None:
+    x = torch.arange(600_000.0).view(1000, 600)
+    rank0 = dict(host=0, gpu=0)
+    first = ml.inspect(x, **rank0)
+    kept = first[1:3]
+    x.add_(1)
+    second = ml.inspect(x, **rank0)
+    assert first.equal(second - 1) and first[0, 1] == 1
+    first.mul_(0)
+    assert ml.inspect(x, **rank0).equal(second)
+    expected = kept.clone()
+    del first
+    for k in range(6):  # segments are used again meanwhile, those that are still read are not
+        assert ml.inspect(x * k, **rank0).equal(second * k)
+    assert kept.equal(expected) and second[0, 0] == 1
+    pair = ml.inspect({"t": x.t(), "b": x > 5, "c": x.to(torch.bfloat16)}, host=0, gpu=1)
+    assert pair["t"].shape == (600, 1000) and pair["b"].dtype == torch.bool
+    assert pair["c"].equal(second.to(torch.bfloat16))
+
+
+def test_a_large_fetch_that_nobody_waits_for_is_let_go(cell: Any) -> None:
+    x = torch.ones(400_000)
+    for _ in range(6):
+        ml.fetch_shard(x, host=0, gpu=0)
+    cell.sync()
+    assert ml.inspect(x, host=0, gpu=0).sum() == 400_000
+    count = ml.call_on_shard_and_fetch(_open_memory, shard=dict(host=0, gpu=0)).result()
+    for _ in range(12):
+        ml.inspect(x, host=0, gpu=0)
+    assert ml.call_on_shard_and_fetch(_open_memory, shard=dict(host=0, gpu=0)).result() <= max(count, 5)
+
+
+def _open_memory() -> int:
+    import os
+
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += "memfd:monarch_lab" in os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+    return found

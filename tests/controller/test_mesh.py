@@ -26,8 +26,15 @@ class _Client:
     """A client that must not be needed."""
 
     name = "big"
+
+    def label(self, rank: int) -> str:
+        return f"{rank // 3}.{rank % 3}"
+
     dead: list[int] = []
     let_go_large = dead.append
+
+    def dead_of(self, stream: int) -> list[int]:
+        return self.dead
 
 
 def made(**sizes: int) -> DeviceMesh:
@@ -216,3 +223,57 @@ def test_ops_that_go_back_and_forth_between_parts_stay_within_reach(mesh: Any) -
     assert furthest <= client.settings.engine.max_batches_in_flight + 3 * client._report_every
     assert not client.progress._batches
     assert [ml.inspect(v).tolist() for v in values] == [[301, 301], [301, 301]]
+
+
+def test_a_table_shows_which_process_is_where() -> None:
+    mesh = made(host=2, gpu=3)
+    assert mesh.to_table().splitlines() == [
+        "        gpu 0   gpu 1   gpu 2",
+        "host 0  0.0[0]  0.1[1]  0.2[2]",
+        "host 1  1.0[3]  1.1[4]  1.2[5]",
+    ]
+    assert mesh.slice(host=1).to_table().splitlines() == ["gpu 0   gpu 1   gpu 2", "1.0[3]  1.1[4]  1.2[5]"]
+    assert mesh.slice(host=1, gpu=2).to_table() == "1.2[5]"
+    deep = made(a=2, b=1, c=2).to_table().splitlines()
+    assert deep[2].startswith("a 1 b 0  0.2[2]")
+
+
+def test_a_called_mesh_slices_and_says_that_it_is_deprecated() -> None:
+    mesh = made(host=2, gpu=3)
+    with pytest.warns(DeprecationWarning, match="mesh.slice"):
+        assert mesh(gpu=1) is mesh.slice(gpu=1)
+
+
+def test_deactivate_ends_the_last_activation_of_the_mesh(mesh: Any) -> None:
+    part = mesh.slice(gpu=0)
+    with pytest.raises(ValueError, match="is not active"):
+        part.deactivate()
+    mesh.activate()
+    part.activate()
+    with part.activate():
+        pass
+    assert ml.get_active_mesh() is part
+    part.deactivate()
+    assert ml.get_active_mesh() is mesh
+    mesh.deactivate()
+    with pytest.raises(ValueError, match="is not active"):
+        mesh.deactivate()
+    assert type(torch.ones(1)) is torch.Tensor
+
+
+def test_an_idle_host_is_not_needed_for_what_runs_on_another(grid: Any) -> None:
+    import os
+    import signal
+
+    first = grid.slice(host=0)
+    idle = [p.pid for p in grid.client.supervisor.processes.values() if p.rank >= 2]
+    for pid in idle:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        with first.activate():
+            x = torch.ones(3, 4)
+            assert ml.inspect(x).sum() == 12
+            assert ml.inspect(x + 1, gpu=1).sum() == 24
+    finally:
+        for pid in idle:
+            os.kill(pid, signal.SIGCONT)

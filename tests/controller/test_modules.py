@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -322,3 +323,75 @@ def test_a_module_of_no_mesh_stays_local_while_a_mesh_is_active(cell: Any) -> No
         model, x = nn.Linear(3, 2), torch.ones(1, 3)
     out = model(x)
     assert type(out) is torch.Tensor
+
+
+def test_lazy_modules_get_their_shape_in_place(mesh: Any) -> None:
+    def run() -> Any:
+        model = nn.Sequential(nn.LazyConv1d(4, 2), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        twin = nn.Sequential(nn.LazyConv1d(4, 2), nn.LazyBatchNorm1d(), nn.Flatten(), nn.LazyLinear(2))
+        weight = model[0].weight
+        assert isinstance(weight, nn.UninitializedParameter) and isinstance(weight, nn.Parameter)
+        with pytest.raises(RuntimeError, match="shape of an uninitialized parameter"):
+            _ = weight.shape
+        x = torch.randn(3, 2, 5)
+        model(x)
+        assert model[0].weight is weight and not isinstance(weight, nn.UninitializedParameter)
+        assert tuple(weight.shape) == (4, 2, 2) and isinstance(weight, nn.Parameter)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).pow(2).sum().backward()
+            optimizer.step()
+        twin.load_state_dict(model.state_dict())
+        return [p.detach() for p in model.parameters()], list(model.buffers()), twin(x).detach()
+
+    run_on_both(mesh, run, 1e-5)
+
+
+def test_a_parameter_without_a_shape_is_refused_in_an_op(cell: Any) -> None:
+    model = nn.LazyLinear(2)
+    with pytest.raises(ValueError, match="lazy module.*run the module once"):
+        model.weight * 2
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_what_torch_load_gave_is_loaded_onto_the_mesh(cell: Any, tmp_path: Any, assign: bool) -> None:
+    def made() -> Any:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        return model, torch.optim.AdamW(model.parameters(), 0.1)
+
+    def step(model: Any, optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 3) * torch.arange(4.0)[:, None]).pow(2).sum().backward()
+        optimizer.step()
+
+    with ml.no_mesh.activate():
+        local, local_optimizer = made()
+        step(local, local_optimizer)
+        torch.save({"model": local.state_dict(), "optimizer": local_optimizer.state_dict()}, tmp_path / "saved.pt")
+        step(local, local_optimizer)
+    model, optimizer = made()
+    weight = model[0].weight
+    loaded = torch.load(tmp_path / "saved.pt")
+    assert type(loaded["model"]["0.weight"]) is torch.Tensor
+    if assign:
+        model.load_state_dict(loaded["model"], assign=True)
+        optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    else:
+        model.load_state_dict(loaded["model"])
+        assert model[0].weight is weight
+    optimizer.load_state_dict(loaded["optimizer"])
+    step(model, optimizer)
+    assert_same(list(model.state_dict().values()), list(local.state_dict().values()), 1e-5)
+    counter = optimizer.state[model[0].weight]["step"]
+    assert counter.item() == 2 and hasattr(counter, "_value")
+    with pytest.raises(RuntimeError, match="Missing key|Unexpected key"):
+        model.load_state_dict({"other": torch.ones(1)})
+
+
+def test_what_is_unpickled_in_a_cell_is_local(cell: Any) -> None:
+    with ml.no_mesh.activate():
+        data = pickle.dumps(torch.arange(3.0))
+    found = pickle.loads(data)
+    assert type(found) is torch.Tensor and found.tolist() == [0, 1, 2]

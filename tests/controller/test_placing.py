@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -163,3 +164,17 @@ def test_what_torch_makes_past_the_mode_is_local_and_says_so_when_mixed(cell: An
         assert type(local) is torch.Tensor
         with pytest.raises(TypeError, match="LOCAL_TENSOR.*mesh.shard.*mesh.replicate"):
             torch.ones(2) + local
+
+
+def test_a_large_value_is_put_whole_on_every_process_and_is_each_ones_own(cell: Any) -> None:
+    with ml.no_mesh.activate():
+        local = torch.arange(600_000.0)
+    expected = local.clone()
+    far = cell.replicate(local)
+    cell.sync()
+    local.zero_()
+    far.add_(cell.rank("gpu").float())
+    assert ml.inspect(far, host=0, gpu=0).equal(expected) and ml.inspect(far, host=0, gpu=1).equal(expected + 1)
+    cell.client.settle()
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    assert not any("memfd:monarch_lab" in os.readlink(p) for p in paths if os.path.lexists(p))

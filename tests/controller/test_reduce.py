@@ -89,7 +89,7 @@ def test_scatter_gives_each_rank_its_piece(cell: Any) -> None:
 
 @pytest.mark.parametrize(
     ("reduction", "gradients"),
-    [("sum", [1, 1]), ("avg", [0.5, 0.5]), ("max", [0, 1]), ("min", [1, 0])],
+    [("sum", [1, 1]), ("avg", [0.5, 0.5]), ("max", [0, 1]), ("min", [1, 0]), ("product", [5, 3])],
 )
 def test_the_gradient_of_a_reduction_is_this_ranks_own(cell: Any, reduction: str, gradients: list[float]) -> None:
     for _ in range(2):
@@ -135,9 +135,10 @@ def test_the_gradient_of_an_exchange_goes_back_where_it_came_from(cell: Any) -> 
     assert rank_values(x.grad) == [[1, 101], [10, 1010]]
 
 
-def test_a_product_with_a_gradient_is_refused(cell: Any) -> None:
-    with pytest.raises(RuntimeError, match="no gradient"):
-        three_and_five(cell).reduce("gpu", "product")
+def test_a_product_with_a_zero_has_a_gradient(cell: Any) -> None:
+    x = (own_number(cell) * 2).detach().requires_grad_()
+    x.reduce("gpu", "product").backward()
+    assert rank_values(x.grad) == [2, 0]
 
 
 def test_data_parallel_gradients_are_those_of_the_whole_batch(cell: Any) -> None:

@@ -217,3 +217,21 @@ def test_recordings_are_known_to_the_new_process(mesh: Any) -> None:
     end(mesh, 2)
     mesh.restart(2)
     assert ml.fetch_all(plain(torch.ones(2))).tolist() == [[[2.0, 2.0]] * 3]
+
+
+def test_a_restarted_rank_has_the_streams_again(mesh: Any) -> None:
+    side = ml.Stream("side")
+    with side.activate():
+        before = torch.ones(2) + 1
+        mesh.sync()
+    end(mesh, 1)
+    mesh.restart([1])
+    with pytest.raises(DeviceException, match="LOST"):
+        before + 1
+    with side.activate():
+        after = torch.ones(2) + 1
+        assert ml.fetch_all(after).tolist() == [[[2, 2]] * 3]
+    view, loan = side.borrow(torch.zeros(2), mutable=True)
+    with side.activate():
+        view.add_(1)
+    loan.drop()

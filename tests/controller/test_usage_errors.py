@@ -168,36 +168,6 @@ def test_a_mesh_tensor_is_not_saved_by_torch_without_being_fetched(cell: Any, tm
     model.load_state_dict(cell.replicate(loaded))
 
 
-def test_an_autograd_function_on_mesh_tensors_is_refused(cell: Any) -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            return gradients[0] * 2
-
-    with pytest.raises(TypeError, match="Double.*ml.remote"):
-        Double.apply(torch.ones(2).requires_grad_())
-    with ml.no_mesh.activate():
-        assert Double.apply(torch.ones(2)).tolist() == [2, 2]
-
-
-def test_gradient_hooks_are_refused(cell: Any) -> None:
-    w = torch.ones(2).requires_grad_()
-    for register in (w.register_hook, w.register_post_accumulate_grad_hook):
-        with pytest.raises(TypeError, match="hook.*ml.remote"):
-            register(lambda g: g)
-
-
-def test_full_backward_hooks_of_modules_are_refused(cell: Any) -> None:
-    model = nn.Linear(2, 2)
-    model.register_full_backward_hook(lambda module, inputs, outputs: None)
-    with pytest.raises(TypeError, match="ml.remote"):
-        model(torch.ones(1, 2).requires_grad_())
-
-
 def test_the_memory_of_a_mesh_tensor_is_not_to_be_had(cell: Any) -> None:
     x = torch.ones(2)
     for name in ("data_ptr", "storage", "untyped_storage", "share_memory_", "pin_memory", "__dlpack__"):

@@ -95,6 +95,13 @@ def test_a_coalesced_cell_sends_its_ops_when_it_ends(kernel: Kernel) -> None:
     assert kernel.run("%%mesh\nassert ml.inspect(sent)[0] == 302") == "ok", kernel.errors()
 
 
+def test_a_cell_runs_on_a_stream(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh --stream copy\ny = torch.ones(2) + 1\nprint(y.stream, ml.get_active_stream())") == "ok"
+    assert 'stream "copy" stream "copy"' in kernel.text() and '· stream "copy"' in str(kernel.displays())
+    assert kernel.run("%%mesh\nmine, loan = ml.get_active_stream().borrow(y)\nprint((mine + 1).stream)") == "ok"
+    assert 'stream "main"' in kernel.text()
+
+
 def test_a_mesh_as_a_value_is_its_card(kernel: Kernel) -> None:
     assert kernel.run("ml.meshes()['mesh']") == "ok", kernel.errors()
     [shown] = kernel.displays()

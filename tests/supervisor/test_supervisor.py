@@ -352,6 +352,25 @@ def test_a_restart_has_the_zygote_replaced_where_it_has_died(start_mesh: StartMe
     assert [recorder.wait_report(rank) for rank in range(2)] == [[b"echo again"]] * 2
 
 
+def test_zygotes_that_die_of_the_fork_are_not_tried_for_ever(start_mesh: StartMesh, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    (tmp_path / "deadly.py").write_text(
+        "import os, signal, sys\nfrom fake_worker import run\n"
+        "def die():\n"
+        "    if sys._getframe(1).f_code.co_name == '_fork' and "  # imports fork too: ctypes.util.find_library does
+        f"os.path.exists({str(broken)!r}): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.register_at_fork(before=die)\n"
+    )
+    supervisor, recorder = start_mesh(worker_module="deadly", python_path=[str(tmp_path), *launch_of().python_path])
+    broken.touch()
+    with pytest.raises(LaunchError, match="two zygotes ended while they forked it"):
+        supervisor.restart([0])
+    broken.unlink()
+    supervisor.restart([0])
+    supervisor.send(None, b"echo again")
+    assert [recorder.wait_report(rank) for rank in range(2)] == [[b"echo again"]] * 2
+
+
 def test_a_rank_that_does_not_come_up_again_is_an_error_and_can_be_restarted(
     start_mesh: StartMesh, tmp_path: Path
 ) -> None:

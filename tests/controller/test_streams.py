@@ -1,0 +1,300 @@
+"""Streams beside the default one, and loans of tensors between them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_lab as ml
+from tests.conftest import SharedMesh
+from tests.controller.compare import own_number, rank_values
+
+
+@pytest.fixture(scope="module")
+def shared_mesh() -> Iterator[SharedMesh]:
+    """Of these tests alone: a mesh with streams takes no process-wide switches any more, which other tests set."""
+    shared = SharedMesh()
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def side(cell: Any) -> ml.Stream:
+    return ml.Stream("side")
+
+
+def test_what_is_made_on_a_stream_is_computed_there(cell: Any, side: ml.Stream) -> None:
+    def thread(x: Any) -> str:
+        return threading.current_thread().name
+
+    assert ml.remote(thread)(torch.ones(1)) == "MainThread"
+    with side.activate():
+        x = torch.ones(3)
+        assert ml.get_active_stream() is side and x.stream is side and x.mesh is cell
+        for _ in range(3):
+            y = (x + 1).sum() * own_number(cell.on(side))
+        assert ml.remote(thread)(x) == f"monarch-stream-{side.number}"
+    assert y.stream is side and rank_values(y) == [0, 6]
+    z = torch.ones(3)
+    assert z.stream is ml.get_active_stream() and z.stream is not side
+    assert rank_values(z + 1) == [[2, 2, 2]] * 2
+    assert (x * 2).stream is side, "ops go where their tensors are"
+
+
+def test_streams_run_beside_one_another(cell: Any, side: ml.Stream) -> None:
+    nap = ml.remote(lambda: time.sleep(3), propagate="inspect")
+    with side.activate():
+        torch.ones(1)
+        cell.sync()
+        nap()
+    started = time.monotonic()
+    assert rank_values(torch.ones(2) + 3) == [[4, 4]] * 2
+    assert time.monotonic() - started < 2.5, "the default stream waits for no other"
+    cell.sync()
+    assert time.monotonic() - started > 2, "what is waited for is every stream"
+
+
+def test_an_op_that_mixes_streams_is_refused(cell: Any, side: ml.Stream) -> None:
+    x = torch.ones(2)
+    with side.activate():
+        y = torch.ones(2)
+        for mixed in (lambda: x + y, lambda: torch.cat([y, x])):
+            with pytest.raises(TypeError, match=r'WRONG_STREAM.*stream "side".*stream\.borrow'):
+                mixed()
+        with pytest.raises(TypeError, match="WRONG_STREAM.*reduce"):
+            x.reduce("gpu")
+        with pytest.raises(TypeError, match="WRONG_STREAM"):
+            ml.remote(lambda x: x)(x)
+        assert rank_values(y.reduce("gpu")) == [[2, 2]] * 2
+    with pytest.raises(TypeError, match="WRONG_STREAM"):
+        y.reduce_("gpu")
+
+
+def test_a_stream_is_of_the_context_and_nests(mesh: Any, side: ml.Stream) -> None:
+    main = ml.get_active_stream()
+    activation = side.activate()
+    assert ml.get_active_stream() is side
+    with mesh.activate():
+        assert torch.ones(1).stream is side
+        with main.activate():
+            assert ml.get_active_stream() is main and torch.ones(1).stream is main
+        assert torch.ones(1).stream is side
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(ml.get_active_stream()))
+    thread.start()
+    thread.join()
+    activation.deactivate()
+    assert seen == [main] and ml.get_active_stream() is main
+
+
+def test_a_loan_to_be_read_can_be_read_on_both_and_written_on_none(cell: Any, side: ml.Stream) -> None:
+    x = torch.zeros(2) + own_number(cell)
+    x.add_(0.0)
+    row = x[:1]
+    view, loan = side.borrow(x)
+    other, second = ml.Stream("other").borrow(x)
+    assert view.stream is side and rank_values(view + 1) == [[1, 1], [2, 2]]
+    assert rank_values(other) == rank_values(x + 0) == [[0, 0], [1, 1]]
+    writes = [
+        lambda: x.add_(1.0),
+        lambda: row.mul_(2.0),
+        lambda: torch.add(row, 1.0, out=x),
+        lambda: x.__setitem__(0, 5.0),
+        lambda: view.add_(1.0),
+        lambda: ml.remote(lambda t: t.add_(0.0))(x),
+    ]
+    for write in writes:
+        with pytest.raises(TypeError, match=r"MUTATING_BORROW.*test_streams\.py"):
+            write()
+    with pytest.raises(RuntimeError, match="Cannot borrow .* mutably"):
+        side.borrow(x, mutable=True)
+    loan.drop()
+    with pytest.raises(TypeError, match="MUTATING_BORROW"):
+        x.add_(1.0)
+    second.drop()
+    second.drop()
+    assert rank_values(x.add_(1.0)) == [[1, 1], [2, 2]]
+    with pytest.raises(TypeError, match=r"DROPPED.*borrowed at .*test_streams\.py"):
+        view + 1
+    assert view.dropped and not x.dropped
+
+
+def test_a_loan_to_be_written_is_used_by_the_borrower_alone(cell: Any, side: ml.Stream) -> None:
+    x = torch.zeros(2)
+    row = x[1:]
+    view, loan = side.borrow(x, mutable=True)
+    with loan:
+        for use in (lambda: x + 1, lambda: row.sum(), lambda: ml.inspect(x), lambda: x.add_(1), lambda: side.borrow(x)):
+            with pytest.raises(TypeError, match=r"BORROWED.*stream \"side\".*test_streams\.py"):
+                use()
+        with side.activate():
+            view.add_(own_number(cell.on(side)))
+    assert rank_values(x) == [[0, 0], [1, 1]] and rank_values(row) == [[0], [1]]
+    assert x.equal_dims == ("host",), "what the borrower wrote is known here"
+
+
+def test_the_borrower_waits_for_the_owner_and_the_owner_for_the_borrower(cell: Any, side: ml.Stream) -> None:
+    slow = ml.remote(lambda x, k: (time.sleep(0.3), x.add_(k), None)[2], propagate=lambda x, k: (x.add_(k), None)[1])
+    x = torch.zeros(1)
+    slow(x, 1)
+    view, loan = side.borrow(x, mutable=True)
+    with side.activate():
+        slow(view, 10)
+        seen = view + 0
+    loan.drop()
+    slow(x, 100)
+    assert rank_values(seen) == [[11]] * 2 and rank_values(x) == [[111]] * 2
+
+
+def test_a_loan_is_lent_on_and_comes_back(cell: Any, side: ml.Stream) -> None:
+    x = torch.zeros(1)
+    view, loan = side.borrow(x, mutable=True)
+    again, inner = ml.get_active_stream().borrow(view)
+    assert rank_values(again + 1) == [[1]] * 2
+    with pytest.raises(RuntimeError, match="end that loan first"):
+        loan.drop()
+    with pytest.raises(TypeError, match="MUTATING_BORROW"):
+        view.add_(1)
+    inner.drop()
+    view.add_(1)
+    loan.drop()
+    assert rank_values(x) == [[1]] * 2
+
+
+def test_a_failure_of_the_borrower_reaches_the_owner(cell: Any, side: ml.Stream) -> None:
+    def fail_on_one(x: Any, r: Any) -> None:
+        if r.item() == 1:
+            raise ValueError("spoiled")
+        x.add_(1)
+
+    def told(x: Any, r: Any) -> None:
+        x.add_(1)
+
+    x = torch.zeros(2)
+    view, loan = side.borrow(x, mutable=True)
+    with side.activate():
+        ml.remote(fail_on_one, propagate=told)(view, cell.on(side).rank("gpu"))
+    loan.drop()
+    with pytest.raises(ml.RemoteException, match="spoiled"):
+        cell.sync()
+    with pytest.raises(ml.RemoteException, match="spoiled"):
+        ml.inspect(x)
+
+
+def test_a_loan_let_go_is_ended_with_a_warning(cell: Any, side: ml.Stream) -> None:
+    x = torch.zeros(2)
+    view, loan = side.borrow(x, mutable=True)
+    del view, loan
+    gc.collect()
+    with pytest.warns(UserWarning, match=r"test_streams\.py.*without drop"):
+        side.activate().deactivate()
+    assert rank_values(x + 1) == [[1, 1]] * 2
+
+
+def test_what_cannot_be_borrowed_is_refused(cell: Any, side: ml.Stream) -> None:
+    with pytest.raises(TypeError, match="LOCAL_TENSOR"):
+        side.borrow([1.0])
+    with pytest.raises(TypeError, match="REQUIRES_GRAD"):
+        side.borrow(torch.ones(2).requires_grad_())
+    with pytest.raises(TypeError, match="dense"):
+        side.borrow(torch.eye(2).to_sparse())
+    with pytest.raises(ValueError, match="already"):
+        ml.get_active_stream().borrow(torch.ones(2))
+    step = torch.tensor(3.0)
+    with side.borrow(step)[1]:
+        pass
+
+
+def test_a_dropped_tensor_says_where(cell: Any) -> None:
+    x = torch.ones(4)
+    row = x[:2]
+    assert not x.dropped
+    x.drop()
+    x.drop()
+    assert x.dropped and row.dropped
+    for use in (lambda: x + 1, lambda: row.sum(), lambda: torch.ones(4) * x, lambda: ml.inspect(row)):
+        with pytest.raises(TypeError, match=r"DROPPED.*test_streams\.py.*x\.drop\(\)"):
+            use()
+
+
+def test_random_numbers_are_not_drawn_on_another_stream(cell: Any, side: ml.Stream) -> None:
+    with side.activate():
+        for draw in (
+            lambda: torch.rand(2),
+            lambda: torch.nn.functional.dropout(torch.ones(2)),
+            ml.remote(lambda: torch.randn(2)),
+            ml.remote(lambda: torch.manual_seed(3) and None),
+        ):
+            with pytest.raises(RuntimeError, match="default stream alone"):
+                draw()
+        assert rank_values(torch.nn.functional.dropout(torch.ones(2), 0.0)) == [[1, 1]] * 2
+    first, second = rank_values(torch.rand(2))
+    assert first == second
+
+
+def test_gradients_are_computed_on_a_stream(cell: Any, side: ml.Stream) -> None:
+    with side.activate():
+        w = torch.full((2,), 3.0).requires_grad_()
+        for _ in range(3):
+            w.grad = None
+            (w * w).sum().backward()
+            assert rank_values(w.grad) == [[6, 6]] * 2
+
+
+def test_collectives_of_two_streams_do_not_mix(cell: Any, side: ml.Stream) -> None:
+    x = own_number(cell).expand(2).clone()
+    with side.activate():
+        y = own_number(cell.on(side)).expand(2).clone() + 10
+    for _ in range(3):
+        x.reduce_("gpu")
+        with side.activate():
+            y.reduce_("gpu")
+    assert rank_values(x) == [[4, 4]] * 2 and rank_values(y) == [[84, 84]] * 2
+
+
+def test_a_failure_on_a_stream_is_raised_at_its_line(cell: Any, side: ml.Stream) -> None:
+    def fail(x: Any) -> Any:
+        raise ValueError("on the side")
+
+    with side.activate():
+        y = ml.remote(fail, propagate=torch.empty_like)(torch.ones(2))
+        z = y + 1
+    with pytest.raises(ml.RemoteException, match="on the side") as caught:
+        cell.sync()
+    assert caught.value.cell.endswith("test_streams.py")
+    with pytest.raises(ml.RemoteException, match="on the side"):
+        ml.inspect(z)
+
+
+def test_what_torch_keeps_for_a_process_is_refused_beside_streams(cell: Any, side: ml.Stream) -> None:
+    with side.activate():
+        torch.ones(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ml.UsageError, match="whole process"):
+            torch.ones(5, 5) + 1
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_an_interrupt_ends_a_function_on_a_stream(cell: Any, side: ml.Stream) -> None:
+    def spin(x: Any) -> Any:
+        while True:
+            time.sleep(0.01)
+
+    with side.activate():
+        x = torch.ones(2)
+        bad = ml.remote(spin, propagate=torch.empty_like)(x)
+        cell.client.flush()
+    time.sleep(0.5)
+    started = time.monotonic()
+    cell.interrupt()
+    assert time.monotonic() - started < 4
+    assert rank_values(x + 1) == [[2, 2]] * 2
+    del bad
