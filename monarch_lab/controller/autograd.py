@@ -216,7 +216,7 @@ def _learn(
         )
 
     with client.lock:
-        client.define_ambient(ambient, ambient_values(ambient))
+        client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, mesh.ranks_key, stream=mesh.stream_number)
         pending.mesh, pending.equal = mesh, equal
     try:

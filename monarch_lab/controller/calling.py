@@ -64,7 +64,7 @@ def send_call(
         return wire.CallAndFetch(ident, client.cell, ambient, template, [t._ref.id for t in call.tensors], call.numbers)
 
     with client.lock:
-        client.define_ambient(ambient, ambient_values(ambient))
+        client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, (rank,), stream=mesh.stream_number)
     return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 

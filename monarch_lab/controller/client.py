@@ -30,11 +30,11 @@ from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
+from monarch_lab.controller.state import is_process_wide
 from monarch_lab.controller.state import recorder as current_recorder
-from monarch_lab.controller.state import refuse_process_wide
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
-from monarch_lab.errors import ClosedError, DeviceException, InternalError
+from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.transport.segments import SegmentReader
@@ -96,6 +96,8 @@ class Client:
         self.cell = 0
         self.stream = 0  # of the buffered batch; 0 is the default one
         self._dead_of: dict[int, deque[int]] = {0: self.dead}
+        self._busy_streams = False  # streams beside the default one were given something since the last settle
+        self._is_wide = False  # since then an op had a state that torch keeps for a process
         self._told_streams: set[tuple[int, int]] = set()  # (rank, stream)
         self.lent: dict[int, list[int]] = {}  # ref of a borrowed value -> those it was lent from
         self._supervisor: Supervisor | None = None
@@ -220,12 +222,30 @@ class Client:
             self._definitions.append(definition)
             self._definition_frames.extend(frames)
 
-    def define_ambient(self, ambient: int, values: dict[str, Any]) -> None:
+    def define_ambient(self, ambient: int, values: dict[str, Any], stream: int) -> None:
         if len(self._dead_of) > 1:
-            refuse_process_wide(values)
+            self._keep_state_apart(values, stream)
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
+
+    def _keep_state_apart(self, values: dict[str, Any], stream: int) -> None:
+        """Streams are threads of one process: a state that torch keeps for all of it is for the default stream, and
+        while the others have nothing to do."""
+        if is_process_wide(values):
+            if stream or self._busy_streams:
+                raise UsageError(
+                    "the default dtype, deterministic algorithms, anomaly mode and switches of torch.backends are kept "
+                    "for the whole process, and another stream would see them: wait for the streams first, with "
+                    "mesh.sync(), and use them on the default stream"
+                )
+            self._is_wide = True
+        elif stream and self._is_wide:
+            raise UsageError(
+                "ops with a default dtype, deterministic algorithms, anomaly mode or switches of torch.backends of "
+                "their own may still run on the default stream, and torch keeps these for the whole process: wait for "
+                "them with mesh.sync() first"
+            )
 
     # --- sending; each caller holds the lock
 
@@ -271,6 +291,7 @@ class Client:
     def _routed(self, order: Any, stream: int, ranks: tuple[int, ...] | None) -> bytes:
         if not stream:
             return encode(order)
+        self._busy_streams = True
         for rank in self.all_ranks:
             # A stream that a worker has not heard of knows no definition; later ones go to all streams.
             if (rank, stream) not in self._told_streams:
@@ -526,7 +547,7 @@ class Client:
             self.wait(pending)
         if not self.holds:
             self.flush_ops = _FIRST_FLUSH_OPS
-        self.collectives_since_sync = False
+        self.collectives_since_sync = self._busy_streams = self._is_wide = False
         self._share_failures()
 
     def _share_failures(self) -> None:

@@ -169,8 +169,8 @@ def gather_to(tensor: Any, dims: Sequence[str], far: Any, kind: str) -> Any:
 
 def _moved(tensor: Any, far: Any, kind: str, groups: list[list[int]], shown: str) -> Any:
     home = tensor._ref.mesh
-    far = far.on(home.stream)
     home.check_alive()
+    far = far.on(home.stream)  # a move runs on the stream of what is moved
     far.check_alive()
     if far.client is not home.client:
         raise UsageTypeError(

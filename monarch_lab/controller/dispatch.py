@@ -267,7 +267,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
 def start_ambient(client: Any, ambient: int) -> None:
     if not client.code:
         client.dirty()
-    client.define_ambient(ambient, ambient_values(ambient))
+    client.define_ambient(ambient, ambient_values(ambient), client.stream)
     client.code += (Op.AMBIENT, ambient)  # whole, whenever a Ctrl-C comes
     client.ambient = ambient
 

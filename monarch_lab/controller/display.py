@@ -6,6 +6,7 @@ import html
 from typing import Any
 
 from monarch_lab.controller.calling import send_call
+from monarch_lab.controller.lending import behind
 from monarch_lab.errors import MeshError
 
 _TEXT = "monarch_lab.worker.show.text"
@@ -46,7 +47,7 @@ def values(tensor: Any) -> list[tuple[list[int], str]]:
 
 
 def _who(tensor: Any, ranks: list[int]) -> str:
-    mesh = tensor._ref.mesh
+    mesh = behind(tensor._ref.mesh)
     if len(ranks) == len(mesh.ranks_key):
         return "all" if len(ranks) > 1 else mesh.client.label(ranks[0])
     return ", ".join(mesh.client.label(r) for r in ranks)

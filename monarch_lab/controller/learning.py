@@ -92,7 +92,7 @@ def learn(call: Call) -> Any:
         )
 
     with client.lock:
-        client.define_ambient(call.ambient, ambient_values(call.ambient))
+        client.define_ambient(call.ambient, ambient_values(call.ambient), call.mesh.stream_number)
         pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
         pending.mesh, pending.equal = call.mesh, 0 if getattr(call.func, "opaque", False) else _folded(call)
     try:

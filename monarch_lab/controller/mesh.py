@@ -15,6 +15,7 @@ from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh, active_stream
 from monarch_lab.controller.state import recorder as current_recorder
+from monarch_lab.controller.streams import StreamActivation, stream_named
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.ranks import parse_ranks
@@ -368,6 +369,10 @@ class DeviceMesh:
             if last.is_active:
                 return last.deactivate()
         raise UsageValueError(f"{self} is not active, so it cannot be deactivated")
+
+    def activate_stream(self, name: str) -> StreamActivation:
+        """For ``%%mesh --stream NAME``: the last stream made with that name is active, or a new one."""
+        return stream_named(name).activate()
 
     def check_alive(self, ranks: Iterable[int] | None = None) -> None:
         """Raises ClosedError or DeviceException where ops on its processes (or ``ranks`` of them) cannot run."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_lab.errors import UsageError
 from monarch_lab.tensors import ambient, switches
 
 if TYPE_CHECKING:
@@ -56,19 +55,10 @@ def ambient_values(number: int) -> dict[str, Any]:
     return _values[number]
 
 
-def refuse_process_wide(values: dict[str, Any]) -> None:
-    """Streams are threads of one process on the worker: what torch keeps for a process they would change beneath each
-    other. UsageError."""
-    changed = [n for n in ("deterministic", "anomaly") if values[n]]
-    if values["dtype"] != "float32":
-        changed.append(f"default dtype {values['dtype']}")
-    if not switches.are_initial():
-        changed.append("switches of torch.backends and matmul precision")
-    if changed:
-        raise UsageError(
-            f"{' and '.join(changed)} cannot be used on a mesh with streams: torch keeps it for the whole process, and "
-            "another stream would see it; restart the mesh, or give the dtype to each op"
-        )
+def is_process_wide(values: dict[str, Any]) -> bool:
+    """Whether torch keeps some of this state for a whole process, where all streams of a worker would see it."""
+    wide = values["deterministic"] or values["anomaly"] or values["dtype"] != "float32"
+    return bool(wide) or not switches.are_initial(values)
 
 
 def visible_gpus() -> int:

@@ -125,9 +125,7 @@ class MeshCell:
 
                 entered.enter_context(coalescing())
             if self._options.stream is not None:
-                from monarch_lab.controller.streams import stream_named  # brings torch, which a mesh has loaded
-
-                entered.enter_context(stream_named(self._options.stream).activate())
+                entered.enter_context(self._mesh.activate_stream(self._options.stream))
             self._leave = entered.pop_all()
 
     def __exit__(

@@ -89,6 +89,10 @@ class Engine:
         self._table[definition.entry] = entry.run
         return entry
 
+    def forget_ambient(self) -> None:
+        """Another stream may have set what torch keeps for the process: the next batch sets it again."""
+        self._ambient = 0
+
     def restore_ambient(self) -> None:
         """After a user's function, which may have changed what is not its own."""
         if self._ambient:

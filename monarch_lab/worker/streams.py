@@ -150,12 +150,15 @@ class _Stream:
                 item.add(self.engine.account(0))
                 return
             order, frames = item
+            self.engine.forget_ambient()
             self._main.cell = getattr(order, "cell", self._main.cell)  # what is printed belongs there
             self._obey(self.engine, order, frames)
         except KeyboardInterrupt:
             return  # came too late for the function it was meant for
         except BaseException:
             self._main.report(wire.Crashed(traceback.format_exc()))
+        finally:
+            self._main.forget_ambient()
 
 
 class Streams:

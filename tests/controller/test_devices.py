@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import monarch_lab as ml
 from monarch_lab.controller import devices
 from monarch_lab.controller.state import active_mesh
+from monarch_lab.tensors import switches
 
 
 @pytest.fixture
@@ -177,3 +178,10 @@ def test_a_profile_of_a_cell_is_refused_as_it_would_see_no_worker(mesh: Any) -> 
             pass
     with torch.profiler.profile():
         torch.ones(2)
+
+
+def test_a_switch_that_was_put_back_is_as_it_was(mesh: Any) -> None:
+    torch.set_float32_matmul_precision("high")
+    assert not switches.are_initial(switches.read())
+    torch.set_float32_matmul_precision("highest")
+    assert switches.are_initial(switches.read())

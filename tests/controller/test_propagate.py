@@ -75,10 +75,10 @@ def test_inspect_is_for_side_effects_and_gives_none(cell: Any, capsys: pytest.Ca
         x.add_(k)
         return {"not": "sent"}
 
+    x, own = torch.zeros(2), own_number(cell)
     before = _waits(cell)
-    x = torch.zeros(2)
-    assert add(x, own_number(cell)) is None
-    assert _waits(cell) == before + 1, "own_number's"
+    assert add(x, own) is None
+    assert _waits(cell) == before
     assert rank_values(x) == [[0, 0], [1, 1]] and x.equal_dims == ()
 
 

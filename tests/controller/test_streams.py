@@ -223,6 +223,17 @@ def test_a_dropped_tensor_says_where(cell: Any) -> None:
             use()
 
 
+def test_printing_what_cannot_be_used_says_why(cell: Any, side: ml.Stream) -> None:
+    with cell.slice(gpu=0).activate():
+        x, y = torch.ones(2) + 1, torch.ones(2) + 2
+        x.drop()
+        view, loan = side.borrow(y, mutable=True)
+        assert "no value: DROPPED" in repr(x) and "no value: BORROWED" in y._repr_mimebundle_()["text/html"]
+        assert "tensor([3., 3.])" in repr(view)
+        loan.drop()
+    assert "tensor([3., 3.])" in repr(y)
+
+
 def test_random_numbers_are_not_drawn_on_another_stream(cell: Any, side: ml.Stream) -> None:
     with side.activate():
         for draw in (
@@ -272,13 +283,26 @@ def test_a_failure_on_a_stream_is_raised_at_its_line(cell: Any, side: ml.Stream)
         ml.inspect(z)
 
 
-def test_what_torch_keeps_for_a_process_is_refused_beside_streams(cell: Any, side: ml.Stream) -> None:
+def test_what_torch_keeps_for_a_process_is_for_one_stream_at_a_time(cell: Any, side: ml.Stream) -> None:
     with side.activate():
-        torch.ones(1)
+        x = torch.ones(1) + 1
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(ml.UsageError, match="whole process"):
-            torch.ones(5, 5) + 1
+        with pytest.raises(ml.UsageError, match=r"wait for the streams first, with mesh\.sync"):
+            torch.arange(5) / 2
+        cell.sync()
+        assert (torch.arange(5) / 2).dtype is torch.float64
+        with side.activate(), pytest.raises(ml.UsageError, match="on the default stream"):
+            torch.arange(6) / 2
+        torch.set_default_dtype(torch.float32)
+        with pytest.raises(ml.UsageError, match="may still run"):
+            x + 2
+        cell.sync()
+        with side.activate():
+            assert (torch.arange(7) / 2).dtype is torch.float32
+        cell.sync()
+        torch.set_default_dtype(torch.float64)
+        assert (torch.arange(5) / 2).dtype is torch.float64 and rank_values(torch.arange(2) / 2) == [[0, 0.5]] * 2
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -298,3 +322,12 @@ def test_an_interrupt_ends_a_function_on_a_stream(cell: Any, side: ml.Stream) ->
     assert time.monotonic() - started < 4
     assert rank_values(x + 1) == [[2, 2]] * 2
     del bad
+
+
+def test_values_move_between_meshes_on_their_stream(cell: Any, side: ml.Stream) -> None:
+    first, second = cell.slice(gpu=0), cell.slice(gpu=1)
+    with side.activate():
+        x = torch.ones(2) + own_number(cell.on(side))
+        moved = x.slice_mesh(gpu=1).to_mesh(first)
+        assert moved.stream is side and ml.inspect(moved).tolist() == [2, 2]
+        assert ml.inspect((moved + 1).to_mesh(second)).tolist() == [3, 3]
