@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from monarch_lab.controller import dispatch, state
+from monarch_lab.controller import dispatch, lending, state
 from monarch_lab.controller.record_builder import build
 from monarch_lab.controller.record_code import publish
 from monarch_lab.controller.recorder import Recorder
@@ -184,7 +184,7 @@ def _client_of(view: View) -> Any:
     """Of the mesh that the function's ops will be on; None where it sees none."""
     for value in (*view.tensors, *view.anchors):
         if type(value) in dispatch.all_classes:
-            return value._ref.mesh.client
+            return lending.behind(value._ref.mesh).client
     mesh = active_mesh.get()
     return None if mesh is None else mesh.client
 

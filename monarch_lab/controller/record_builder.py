@@ -12,8 +12,7 @@ from typing import Any
 
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from monarch_lab.controller import dispatch
-from monarch_lab.controller.mesh import DeviceMesh
+from monarch_lab.controller import dispatch, lending
 from monarch_lab.controller.recorder import Before, Recorder, handles_of
 from monarch_lab.controller.recording import Expected, Made, Recording, Segment, Source
 from monarch_lab.controller.tape import Traced
@@ -342,24 +341,13 @@ class _Builder:
             )
 
 
-class _Dropped(DeviceMesh):
-    """The mesh of values that are not to be used any more."""
-
-    function = ""
-
-    def check_alive(self, ranks: Any = None) -> None:
-        raise UsageTypeError(
-            f"DROPPED: this tensor was made inside {self.function}, which is recorded, and was not returned: replays "
-            "make no such tensor, so it would keep an old value; return it from the function"
-        )
-
-
 def drop(handle: Any, function: str) -> None:
     """Whatever uses it from now on is told that it was dropped."""
     if hasattr(handle, "_value"):
         del handle._value
         handle.__class__ = dispatch.handle_class
-    home = handle._ref.mesh
-    gone = _Dropped(home.client, home.slice_, home.names, home._owner)
-    gone.function = function
-    handle._ref.mesh = gone
+    text = (
+        f"this tensor was made inside {function}, which is recorded, and was not returned: replays make no such "
+        "tensor, so it would keep an old value; return it from the function"
+    )
+    lending.let_go([handle], text)

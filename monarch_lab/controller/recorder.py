@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_lab.controller import dispatch, locations, scanning, state
+from monarch_lab.controller import dispatch, lending, locations, scanning, state
 from monarch_lab.controller.client import clients
 from monarch_lab.controller.tape import Tape, Traced, value_of
 from monarch_lab.errors import UsageError, UsageNotImplementedError, UsageTypeError
@@ -283,9 +283,9 @@ def _restore(optimizer: Any, groups: list[dict[str, Any]]) -> None:
 
 def handles_of(client: Any) -> list[Any]:
     """Every live handle of a mesh's values, found among the interpreter's objects: a list would cost each op."""
-    return [
-        found for found in gc.get_objects() if type(found) in dispatch.all_classes and found._ref.mesh.client is client
-    ]
+    kinds = dispatch.all_classes
+    handles = [found for found in gc.get_objects() if type(found) in kinds]
+    return [handle for handle in handles if lending.behind(handle._ref.mesh).client is client]
 
 
 def current() -> Recorder | None:

@@ -142,6 +142,51 @@ def test_what_requires_grad_is_neither_given_nor_returned(cell: Any) -> None:
         assert values(give()) == [2.0] * 3
 
 
+def test_what_is_lent_or_dropped_is_so_for_a_replay_too(cell: Any) -> None:
+    total, read = torch.zeros(2), torch.ones(2)
+
+    @ml.compile
+    def add() -> Any:
+        total.add_(read)
+        return total * 1
+
+    for k in range(1, 4):
+        assert values(add()) == [k] * 2
+    side = ml.Stream("side")
+    _, loan = side.borrow(total)
+    with pytest.raises(TypeError, match="MUTATING_BORROW"):
+        add()
+    loan.drop()
+    assert values(add()) == [4.0] * 2
+    _, loan = side.borrow(total, mutable=True)
+    with pytest.raises(TypeError, match="BORROWED"):
+        add()
+    loan.drop()
+    assert values(add()) == [5.0] * 2
+    read.drop()
+    with pytest.raises(TypeError, match="DROPPED"):
+        add()
+
+
+def test_moves_and_streams_are_no_part_of_a_recording(cell: Any) -> None:
+    half, side = cell.slice(gpu=0), ml.Stream("side")
+
+    @ml.compile
+    def moved(x: Any) -> Any:
+        return x.slice_mesh(gpu=0).to_mesh(half)
+
+    @ml.compile
+    def elsewhere(x: Any) -> Any:
+        with side.activate():
+            return torch.ones(2) + 1
+
+    for fn in (moved, elsewhere):
+        for _ in range(2):
+            with pytest.raises(TypeError, match="cannot be part of the recording"):
+                fn(torch.ones(2))
+    assert values(torch.ones(2) + 1) == [2.0] * 2
+
+
 # --- when it is recorded, verified, replayed
 
 
