@@ -83,7 +83,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     settle_collectives(client)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
-    shards = _given(mesh, state, cell.shards)
+    shards = _given(mesh, state, cell.shards, cell.ranks)
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
@@ -108,6 +108,8 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     pending = client.request(make, asked)
     try:
         _wait(client, pending, ident, cell)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
         ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
         _note(state, ended, set(asked), {ref for _, ref in shards})
@@ -128,7 +130,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     client = mesh.client
     ranks = mesh.ranks_key if ranks is None else ranks
     state = _states.setdefault(client, _State())
-    shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)})
+    shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
     plain = {k: v for k, v in values.items() if not _is_mesh(v)}
     frames, sources = payload.dumps(list(plain.values())) if plain else ([], {})
     settle_collectives(client)
@@ -155,9 +157,11 @@ def _is_mesh(value: Any) -> bool:
 # --- before it runs
 
 
-def _given(mesh: Any, state: _State, tensors: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Raises what an op on these tensors would: of another mesh, lent, dropped, or lost with a process."""
     given = []
     for name, tensor in tensors.items():
+        tensor._ref.mesh.check_alive(set(ranks).intersection(tensor._ref.mesh.ranks_key))
         if tensor._ref.mesh.client is not mesh.client:
             raise UsageTypeError(f'{name} is on mesh "{tensor._ref.mesh.name}", and this cell runs on "{mesh.name}"')
         if tensor._ref.mesh.stream_number:
@@ -219,9 +223,17 @@ def _has_failed(pending: Pending) -> bool:
 
 
 def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
-    ended = {r: m for r, (m, _) in pending.replies.items() if r in late and isinstance(m, wire.SpmdEnded)}
-    places = _places({r: m.failure for r, m in ended.items() if m.failure is not None}, cell)
-    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {places}" if places else "")
+    waited = _waited(pending, cell)
+    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {waited}" if waited else "")
+
+
+def _waited(pending: Pending, cell: SpmdCell) -> str:
+    """Where the ranks were that an interrupt has ended."""
+    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    stopped = {r: m.failure for r, m in ended.items() if m.failure and (m.freed or m.failure.interrupted)}
+    return _places(
+        {r: f for r, f in stopped.items() if any(frame[0] == cell.filename for frame in f.frames)}, cell, "was"
+    )
 
 
 # --- after it
@@ -261,8 +273,12 @@ def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, 
     note = ""
     if len(causes) < len(failed):
         note += f"; {_places(waited, cell)}"
-    missing = next((ended[rank].missing for rank in causes if ended[rank].missing in cell.notebook), "")
-    if missing:
+    named = [ended[rank].missing for rank in causes]
+    missing = next((name for name in named if name in cell.shards or name in cell.notebook), "")
+    if missing in cell.shards:
+        there = list(cell.shards[missing]._ref.mesh.ranks_key)
+        note += f"; {missing} is a tensor of the notebook on {_ranks(there)} alone"
+    elif missing:
         note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
     if state.is_stale and len(client.alive) == client.world:
         note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
@@ -272,14 +288,18 @@ def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, 
     raise error
 
 
-def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell) -> str:
+def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell, verb: str = "waited") -> str:
     """As in "ranks 0, 2 waited in line 3 (dist.all_reduce(t))"."""
     by_place: dict[str, list[int]] = {}
     for rank, failure in failed.items():
         frames = [f for f in failure.frames if f[0] == cell.filename]
         place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
         by_place.setdefault(place, []).append(rank)
-    return "; ".join(f"{_ranks(ranks)} waited in {place}" for place, ranks in by_place.items())
+    return "; ".join(f"{_ranks(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
+
+
+def _verb(verb: str, ranks: list[int]) -> str:
+    return "were" if verb == "was" and len(ranks) > 1 else verb
 
 
 def _ranks(ranks: list[int]) -> str:

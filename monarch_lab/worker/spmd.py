@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from monarch_lab.tensors import payload
+from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.shape import Slice
@@ -32,6 +32,7 @@ from monarch_lab.worker.learning import version
 from monarch_lab.worker.spmd_group import SpmdGroup
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+_OURS = {"rank", "local_rank", "world_size", "device", "mesh_coordinates"}
 _MAX_SHOWN = 20_000  # characters of a value's repr
 
 
@@ -47,6 +48,7 @@ class Spmd:
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # ref -> (the shard, its version)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._random: tuple[torch.Tensor, ...] | None = None
+        self._state = ambient.capture()  # of torch, before anything has changed it
         self._running = 0  # the cell's ident
         self.in_cell = False  # the user's lines run; a cell that has caught one interrupt hears the next
         self._is_freed = False
@@ -98,7 +100,7 @@ class Spmd:
                 outs=outs,
                 written=self._written(),
                 sequences={} if self._is_freed else self._group.sequences(),
-                names=[name for name in self.namespace if not name.startswith("_")],
+                names=self._users_names(),
             )
         )
 
@@ -132,6 +134,14 @@ class Spmd:
             return
         self._engine.report(wire.Fetched(order.ident), frames)
 
+    def _users_names(self) -> list[str]:
+        """Variables that cells have made."""
+        return [
+            name
+            for name, value in self.namespace.items()
+            if not (name.startswith("_") or name in _OURS or isinstance(value, types.ModuleType))
+        ]
+
     def _refuse(self, ident: int, error: BaseException) -> None:
         failure = error.failure if isinstance(error, DependentOnError) else describe_error(error)
         self._engine.report(wire.FetchFailed(ident, failure))
@@ -159,11 +169,14 @@ class Spmd:
 
     @contextmanager
     def _around_cell(self, ident: int) -> Iterator[None]:
-        """It is ``__main__``, can be interrupted, and draws random numbers of its own."""
+        """It is ``__main__``, can be interrupted, and has random numbers and settings of torch (grad mode, default
+        dtype, switches of backends) of its own."""
         engine = self._engine
         main = sys.modules["__main__"]
-        with engine.user_code(ident), torch.inference_mode(False), torch.enable_grad():
-            common = randomness.get_state()
+        with engine.user_code(ident), torch.inference_mode(False):
+            common, ops_state = randomness.get_state(), ambient.capture()
+            # A new one each time: it finds what the switches are, and users' code moves them behind others' backs.
+            ambient.Applied().apply(self._state)
             if self._random is None:
                 # As scripts do that set no seed: a rank's numbers are its own.
                 torch.manual_seed(randomness.mixed(self._spec.seed ^ 0x5B3D, self._spec.rank))
@@ -178,6 +191,8 @@ class Spmd:
                 sys.modules["__main__"] = main
                 self._random = randomness.get_state()
                 randomness.set_state(*common)
+                self._state = {**ambient.capture(), "inference": False}
+                ambient.Applied().apply(ops_state)
 
     def _execute(self, code: types.CodeType) -> Any:
         if not code.co_flags & inspect.CO_COROUTINE:
