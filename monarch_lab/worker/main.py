@@ -100,6 +100,7 @@ class Worker:
                     other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
+                self._spmd.interrupt_children()
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -146,6 +146,21 @@ def test_an_error_shows_the_cells_lines_and_no_frame_of_ours(kernel: Kernel) -> 
     assert kernel.text() == "[0, 1] KeyError 4\n"
 
 
+def test_a_function_of_an_earlier_cell_shows_its_own_lines_after_it_was_edited(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd -q\ndef ratio():\n    return 1 / 0") == "ok"
+    assert kernel.run("%%spmd -q\ndef ratio():\n\n    return 2 / 0") == "ok"
+    assert kernel.run("%%spmd -q\nratio()") == "error"
+    text = traceback(kernel)
+    assert "----> 4 return 2 / 0" in text and "----> 2 ratio()" in text and "1 / 0" not in text
+
+
+def test_magics_above_a_cell_work_on_it(kernel: Kernel) -> None:
+    assert kernel.run("%%time\n%%spmd\ntimed = 3\ntimed") == "ok" and "Wall time" in kernel.text()
+    assert shown(kernel)[-1] == "ranks 0, 1: 3"
+    assert kernel.run("%%capture kept\n%%spmd\nprint('quiet')") == "ok" and kernel.text() == ""
+    assert kernel.run("print(kept.stdout.count('quiet'))") == "ok" and kernel.text() == "2\n"
+
+
 def test_what_is_no_python_is_told_before_anything_runs(kernel: Kernel) -> None:
     assert kernel.run("%%spmd\nprint('ran')\nx = = 1") == "error"
     assert kernel.errors()[0]["ename"] == "SyntaxError" and kernel.text() == ""
@@ -205,6 +220,27 @@ def test_an_interrupt_ends_the_cell_on_all_ranks_and_keeps_variables(kernel: Ker
         value(kernel, "s = torch.ones(2)\ndist.all_reduce(s)\nkept, s[0].item()")
         == "rank 0: (0, 2.0)\nrank 1: (1, 2.0)"
     )
+
+
+def test_an_interrupt_ends_a_loaders_processes_too(kernel: Kernel) -> None:
+    body = """%%spmd
+import time
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, k):
+        print("waiting")
+        time.sleep(600)
+loader = torch.utils.data.DataLoader(Slow(), num_workers=2)
+for step in range(2):
+    print("waiting")
+    for batch in loader: pass
+"""
+    started: list[float] = []
+    act = when(kernel, "waiting", lambda: (started.append(time.monotonic()), kernel.interrupt()))
+    assert kernel.run(body, during=act) == "error"  # type: ignore[arg-type]
+    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt" and time.monotonic() - started[0] < 4
+    assert value(kernel, "import multiprocessing\nmultiprocessing.active_children()") == "ranks 0, 1: []"
 
 
 def test_a_cell_that_takes_too_long_is_ended(kernel: Kernel) -> None:
