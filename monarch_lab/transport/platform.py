@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -157,6 +158,20 @@ def free_descriptors() -> int | None:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - len(os.listdir("/proc/self/fd"))
     except OSError:
         return None
+
+
+def own_sockets() -> dict[int, tuple[int, int]]:
+    """Descriptors of this process that are sockets; each with device and inode, which tell it from a later one of that
+    number (elsewhere than on Linux these may be alike)."""
+    found = {}
+    for name in os.listdir("/proc/self/fd" if LINUX else "/dev/fd"):
+        try:
+            facts = os.fstat(int(name))
+        except OSError:  # that of the listing itself, or closed by another thread
+            continue
+        if stat.S_ISSOCK(facts.st_mode):
+            found[int(name)] = (facts.st_dev, facts.st_ino)
+    return found
 
 
 def thread_count() -> int:

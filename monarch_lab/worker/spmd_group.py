@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from monarch_lab.transport.platform import own_sockets
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker.devices import are_apart
 from monarch_lab.worker.failures import severed_when_it_fails
@@ -27,17 +28,6 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 _FORM_TIMEOUT = datetime.timedelta(minutes=2)  # every rank comes to it at once, with nothing of the user's before
 _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group
-
-
-def _sockets() -> dict[int, str]:
-    """Descriptors of this process that are sockets, with what identifies each."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith("socket:"):
-                found[int(name)] = target
-    return found
 
 
 def _groups() -> list[tuple[Any, str]]:
@@ -50,7 +40,7 @@ class SpmdGroup:
         self._spec = spec
         self._number = -1
         self._joined = 0  # how often the user's own init_process_group formed it under this number
-        self._known: dict[int, str] = {}  # sockets of gloo groups
+        self._known: dict[int, tuple[int, int]] = {}  # sockets of gloo groups
 
     def form(self, number: int) -> None:
         """The default group under this number, which every rank of the mesh calls for; 0: leave it as it is."""
@@ -96,7 +86,7 @@ class SpmdGroup:
 
     def sever(self) -> None:
         """Shut the connections of every group: who waits in a collective gets an error. They are of no use after."""
-        now = _sockets()
+        now = own_sockets()
         for fd, identity in list(self._known.items()):
             if now.get(fd) != identity:  # closed since, and the number may be another's
                 continue
@@ -117,10 +107,10 @@ class SpmdGroup:
             """Notes the sockets of a group, for ``sever``."""
 
             def __init__(self, *args: Any, **kwargs: Any) -> None:
-                before = _sockets()
+                before = own_sockets()
                 with severed_when_it_fails():
                     super().__init__(*args, **kwargs)
-                known.update((fd, what) for fd, what in _sockets().items() if before.get(fd) != what)
+                known.update((fd, what) for fd, what in own_sockets().items() if before.get(fd) != what)
 
         c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group

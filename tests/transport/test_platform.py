@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -81,3 +82,17 @@ def test_usage_is_told_of_a_running_process() -> None:
 def test_memory_kills_are_counted_or_not_told() -> None:
     count = platform.count_out_of_memory_kills()
     assert count is None or count >= 0
+
+
+def test_own_sockets_are_told_from_later_ones_of_their_number() -> None:
+    first, second = socket.socketpair()
+    with open(os.devnull) as other:
+        before = platform.own_sockets()
+        assert {first.fileno(), second.fileno()} <= before.keys() and other.fileno() not in before
+    number, third = first.fileno(), socket.socket()
+    first.close()
+    assert number not in platform.own_sockets()
+    with second, third:
+        os.dup2(third.fileno(), number)
+        assert platform.own_sockets()[number] != before[number]
+        os.close(number)
