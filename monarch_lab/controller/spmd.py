@@ -248,6 +248,7 @@ def _note(state: _State, ended: dict[int, wire.SpmdEnded], asked: set[int], name
         tensor = state.given[ref]() if ref in state.given else None
         if tensor is not None:
             (tensor._store or tensor._ref).equal = 0
+    state.given = {ref: tensor for ref, tensor in state.given.items() if tensor() is not None}
     is_whole = len(ended) == len(asked)
     is_there = all(state.sequences.get(rank) for rank in asked)
     is_out_of_step = any(m.failure is not None for m in ended.values()) and _differ(state.sequences)
