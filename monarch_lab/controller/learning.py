@@ -26,7 +26,7 @@ from monarch_lab.controller.scanning import Call, Mark, tree_of
 from monarch_lab.controller.state import ambient_values
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import InternalError, UsageError
-from monarch_lab.tensors import payload
+from monarch_lab.tensors import payload, saved
 from monarch_lab.tensors.meta import Meta, intern
 from monarch_lab.tensors.naming import name_of
 from monarch_lab.wire import engine as wire
@@ -73,6 +73,10 @@ def learn(call: Call) -> Any:
         is_several = "foreach" in getattr(call.func, "__name__", "")
         written = call.tensors if is_several else call.tensors[:1]
         lending.refuse_write([*written, *(t for t in tree_leaves(call.kwargs.get("out")) if hasattr(t, "_ref"))])
+    if saved.was_used:
+        from monarch_lab.controller.saving import check
+
+        check(call)
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
