@@ -505,6 +505,7 @@ class Client:
                 return self.check_alive()
             if all(self.progress.is_done(r, self.batch) for r in self.alive):
                 self._busy_streams = self._is_wide = False
+                self._share_failures()  # what was reported unasked
                 return  # nothing is outstanding
             is_asked = self._reported == self.batch
             pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
@@ -530,6 +531,15 @@ class Client:
         self._failures.forget.clear()
         self.blame_death(first.by_rank.values())
         raise failures.remote_exception(first, more)
+
+    def raise_failure_at(self, location: Location, batch: int) -> None:
+        """Raises the failure of the op issued there in a batch after ``batch``, if it failed."""
+        failed = self._failures.take_at(location, batch)
+        if failed is not None:
+            if failed.failure().entry:
+                self.cache.forget(failed.failure().entry)
+            self.blame_death(failed.by_rank.values())
+            raise failures.remote_exception(failed)
 
     def blame_death(self, failed: Iterable[wire.Failure]) -> None:
         """Raises DeviceException where a collective was cut off by the end of a rank, which is told a moment later."""
