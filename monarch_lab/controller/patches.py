@@ -17,7 +17,7 @@ import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import devices, functions, interrupts, lazy, loading, mode, saving
+from monarch_lab.controller import devices, functions, hooks, interrupts, lazy, loading, mode, saving
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.tensors import switches
@@ -40,6 +40,7 @@ def install() -> None:
     _patch_rng_state()
     _patch_threads()
     saving.install()
+    hooks.install()
     _patch_compile()
     _patch_profiler()
     switches.watch()

@@ -53,6 +53,10 @@ class Ask:
     def __call__(self, tensors: Sequence[Any], split: int) -> list[Any] | None:
         return self._callbacks.ask(self.handler, tensors, split)
 
+    def keep(self, handle: Any) -> None:
+        """What takes the hook away, when the kernel says so."""
+        self._callbacks.keep(self.handler, handle)
+
     def number_for(self, tensor: torch.Tensor) -> int:
         """Of the handler that the kernel has for what its pack hook made of this tensor."""
         return self._callbacks.call(self.handler, [tensor], 1).handler
@@ -100,6 +104,9 @@ class Callbacks:
         ask = Ask(self, order.handler)
         if isinstance(tensor, torch.Tensor):  # a failed value has no graph, and nothing will come to it
             self._handles[order.handler] = _HOOKS[order.kind](tensor, ask)
+
+    def keep(self, handler: int, handle: Any) -> None:
+        self._handles[handler] = handle
 
     def unhook(self, handler: int) -> None:
         handle = self._handles.pop(handler, None)
