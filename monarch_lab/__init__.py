@@ -36,6 +36,8 @@ _HOMES = {
         "DeviceMesh",
         "Future",
         "call_on_shard_and_fetch",
+        "coalescing",
+        "compile",
         "OpaqueModule",
         "Pipe",
         "Stream",

@@ -33,6 +33,14 @@ class UsageValueError(UsageError, ValueError):
     pass
 
 
+class UsageRuntimeError(UsageError, RuntimeError):
+    pass
+
+
+class UsageNotImplementedError(UsageError, NotImplementedError):
+    pass
+
+
 class PayloadTooLarge(UsageValueError):
     """More in one message than is carried; nothing was sent."""
 
@@ -40,10 +48,6 @@ class PayloadTooLarge(UsageValueError):
 class UsageKeyError(UsageError, KeyError):
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
-
-
-class UsageRuntimeError(UsageError, RuntimeError):
-    pass
 
 
 class UsageIndexError(UsageError, IndexError):

@@ -25,6 +25,12 @@ process_groups.py  groups as arguments of user functions   opaque.py   far objec
 pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
 showing.py    pictures and tables      streams.py     streams and loans between them
 lending.py    what may not be used or written
+
+ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
+            recorder.py       what is noted while it runs         tape.py           numbers computed anew
+            record_builder.py a recording made of the notes       record_code.py    as the workers get it
+            recording.py      its replay
+coalesce.py   a block sent as one batch
 """
 
 from __future__ import annotations
@@ -48,6 +54,8 @@ _NAMES = {
     "remote_generator": "pipes",
     "OpaqueObject": "opaque",
     "call_on_shard_and_fetch": "remote_functions",
+    "coalescing": "coalesce",
+    "compile": "compiling",
     "fetch_all": "moves",
     "fetch_shard": "moves",
     "get_active_mesh": "mesh",

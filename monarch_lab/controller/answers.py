@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from monarch_lab.controller import dispatch, hooks
+from monarch_lab.controller import dispatch, hooks, state
 from monarch_lab.controller.messages import needs_remote, not_one_value
 from monarch_lab.tensors.meta import Meta, is_contiguous
 
@@ -81,7 +81,8 @@ def unequal_dims(tensor: Any) -> list[str]:
 def one_value(tensor: Any, what: str) -> torch.Tensor:
     """The tensor's value, as a local CPU tensor; UsageTypeError where processes may hold different ones."""
     if hasattr(tensor, "_value"):
-        return tensor._value
+        recorder = state.recorder.get()
+        return tensor._value if recorder is None else recorder.value(tensor)
     different = unequal_dims(tensor)
     if different:
         raise not_one_value(what, tensor._ref.mesh, different)

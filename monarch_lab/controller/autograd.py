@@ -16,6 +16,7 @@ from monarch_lab.controller.cache import Plan
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, ambient_values
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors.meta import intern
 from monarch_lab.transport.frames import HeldInterrupt
@@ -27,6 +28,8 @@ _OUT_BITS = 20
 
 def set_grad(tensor: Any, value: Any) -> None:
     """``tensor.grad = value`` here and on the workers."""
+    if (recorder := current_recorder.get()) is not None:
+        recorder.touch(tensor)
     if value is not None:
         if not getattr(value, "is_mesh_tensor", False):
             raise UsageTypeError("the .grad of a mesh tensor is a mesh tensor: put the value on the mesh first")
@@ -242,10 +245,21 @@ def _learn(
         raise UsageTypeError(
             f"backward() reached different leaves on the ranks ({texts}): the graph must be the same everywhere"
         )
+    used = [t._ref.id if t is not None else 0 for t in (*roots, *gradients, *wanted)]
+    used += [*first.touched, *(_added_to(client, *pair) for pair in zip(first.touched, first.outs, strict=True))]
     store(client, mesh, first.touched, first.outs, first.grads, pending.equal)
+    if client.recorder is not None and (key is None or pending.was_called or first.crossings):
+        raise client.recorder.refuse(
+            "a backward() that crosses meshes, calls hooks or retains gradients", "leave it outside of the function"
+        )
     if key is not None and not pending.was_called:
         reached = [c.number in first.crossings for c in crossings]
         plan = Plan(client.cache.next_plan(), first.touched, [out != 0 for out in first.outs], first.grads, reached)
+        sizes = (len(roots), len(wanted), len(first.grads))
+        client.cache.layouts[-plan.number] = (*sizes, len(first.crossings))
+        client.cache.kinds[-plan.number] = (keep_graph, create_graph, tuple(plan.fresh), tuple(first.grads))
+        if client.recorder is not None:
+            client.recorder.note_learned_backward(plan.number, used, first.outs, ambient, mesh)
         counts = (len(roots), len(wanted), keep_graph, create_graph)
         with client.lock:
             client.define(wire.BackwardDef(plan.number, *counts, first.grads, len(first.crossings)))
@@ -264,6 +278,12 @@ def _conclude_failed(client: Any, mesh: Any, pending: Any) -> None:
         store(client, mesh, first.touched, first.outs, first.grads, pending.equal)
     else:
         _take_back(client, mesh, parts)
+
+
+def _added_to(client: Any, leaf: int, out: int) -> int:
+    """The ref of the gradient that a pass adds to, or 0."""
+    handle = client.leaves.get(leaf)
+    return 0 if out or handle is None or handle._grad is None else handle._grad._ref.id
 
 
 def _put_back(client: Any, mesh: Any) -> None:

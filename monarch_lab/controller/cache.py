@@ -52,6 +52,11 @@ class Cache:
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.moves: dict[tuple[Any, ...], Any] = {}  # see crossings.py
         self.never: set[tuple[Any, ...]] = set()  # kinds whose result was another than the first time
+        self.forgotten: set[int] = set()  # numbers whose prediction was wrong: recordings with them are not used
+        # What of each entry is in the stream: (inputs, numbers, new outputs); of a plan, under its number made
+        # negative: (roots, inputs, gradients, crossings).
+        self.layouts: dict[int, tuple[int, ...]] = {}
+        self.kinds: dict[int, tuple[Any, ...]] = {}  # what an entry (or, negative, a plan) is, whatever its number
         self.misses = 0  # calls that waited to learn
         self.asked = 0  # calls that wait every time: data dependent
         self._limit = limit
@@ -83,6 +88,7 @@ class Cache:
 
     def forget(self, number: int) -> None:
         """Drop the entry (or, negative, the plan) of this number. Calls of its kind are asked each time from now on."""
+        self.forgotten.add(number)
         if number > 0:
             self.never.update(k for k, e in self.entries.items() if e.number == number)
             self.entries = {k: e for k, e in self.entries.items() if e.number != number}

@@ -6,6 +6,7 @@ from typing import Any
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.futures import Future
+from monarch_lab.controller.recorder import refuse_fetch
 from monarch_lab.controller.scanning import scan
 from monarch_lab.controller.state import ambient_number, ambient_values
 from monarch_lab.controller.waiting import Pending
@@ -43,6 +44,7 @@ def send_call(
     from monarch_lab.controller.learning import template_of
     from monarch_lab.controller.state import active_mesh
 
+    refuse_fetch("a call whose result is fetched")
     if isinstance(func, str):
         func = _named.setdefault(func, Named(func))
     client = mesh.client

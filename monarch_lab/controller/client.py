@@ -31,6 +31,7 @@ from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.state import is_process_wide
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
+clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_HELD_OPS = 1 << 62
 _FIRST_FLUSH_OPS = 16  # idle workers begin soon; batches then grow to the setting
 
 
@@ -69,6 +72,7 @@ class Client:
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.varied_mesh: Any = None
         self.flush_ops = _FIRST_FLUSH_OPS
+        self.holds = 0  # blocks of ml.coalescing that are open
         self.due = False  # it is time to see how far the workers are behind
         self._reported = 0  # the last batch that every rank reports
         self.urgent = False  # a large value has died: its delete goes out with the next op
@@ -85,6 +89,9 @@ class Client:
         self._elsewhere: list[int] = []  # deletes of a part's batch, for the ranks outside it
         self.scope: tuple[int, ...] | None = None  # ranks of the buffered batch
         self.scope_number = 0  # of its mesh; 0 is the whole one
+        self.scope_mesh: Any = None
+        self.recorder: Any = None  # notes what is sent, while a function is recorded
+        self.recordings: dict[int, wire.RecordingDef] = {}
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
         self.stream = 0  # of the buffered batch; 0 is the default one
@@ -122,6 +129,7 @@ class Client:
         self._lost = self._silence = ""
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
+        clients.add(self)
 
     # --- life
 
@@ -190,6 +198,7 @@ class Client:
         with HeldInterrupt():
             for definitions, payloads in self._defined:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
@@ -242,13 +251,33 @@ class Client:
 
     def use_scope(self, mesh: DeviceMesh) -> None:
         """The following ops are for this mesh: what is buffered for another goes out first."""
+        self._check_recorder()
         if mesh.ranks_key is not self.scope:
             self.flush()
             mesh.check_alive()
             self.scope = mesh.ranks_key
             self.scope_number = mesh.scope
+            self.scope_mesh = mesh
             if mesh.stream_number != self.stream:
                 self._turn_to(mesh.stream_number)
+
+    def _check_recorder(self) -> None:
+        if (recorder := current_recorder.get()) is not None and recorder.client is not self:
+            raise recorder.refuse("an op on another mesh", "a recording is of one mesh and parts of it")
+
+    def hold(self, more: int) -> None:
+        """Nothing is sent for its age or number alone while blocks of ``ml.coalescing`` hold it: one more, or fewer."""
+        with self.lock:
+            self.holds += more
+            self.flush_ops = _HELD_OPS if self.holds else _FIRST_FLUSH_OPS
+            if not self.holds and self.state == "live":
+                self.flush()
+
+    def forget_scope(self) -> None:
+        """The next op asks for its scope, whatever it is."""
+        with self.lock:
+            self.flush()
+            self.scope = None
 
     def dead_of(self, stream: int) -> deque[int]:
         """Where refs of a stream go when their handle died: they are deleted in its own order."""
@@ -295,6 +324,8 @@ class Client:
         if not self.code:
             return None
         ranks = self.scope
+        if self.recorder is not None:
+            self.numbers = self.recorder.note_batch(self.code, self.numbers, self.where)
         self.batch += 1
         due = self.batch - self._reported >= self._report_every
         stream = self.stream
@@ -304,7 +335,8 @@ class Client:
             self.progress.note_batch(self.batch, self.where)
         self.ops += len(self.where)
         self.code, self.numbers, self.where, self.ambient = [], [], [], -1
-        self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
+        if not self.holds:
+            self.flush_ops = min(2 * self.flush_ops, self.settings.engine.flush_ops)
         if report:
             self._reported = self.batch
         self.due = self.due or due
@@ -360,7 +392,7 @@ class Client:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
-            self._defined.append((definitions, payloads))
+            self._defined.append(([d for d in definitions if not isinstance(d, wire.RecordingDef)], payloads))
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
 
     def _send_mark(self) -> int:
@@ -393,6 +425,9 @@ class Client:
         self, message: Any, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = (), stream: int = 0
     ) -> None:
         """Send one order in its place in the stream."""
+        self._check_recorder()
+        if (recorder := current_recorder.get()) is not None:
+            recorder.note_order(message, ranks, frames)
         with self.lock:
             self.flush()
             with HeldInterrupt():
@@ -415,6 +450,7 @@ class Client:
         stream: int = 0,
     ) -> Pending:
         """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
+        self._check_recorder()
         with self.lock:
             ranks = tuple(ranks)
             self.check_alive(ranks)
@@ -503,14 +539,14 @@ class Client:
                 self._delete_elsewhere()
             if not self.alive:
                 return self.check_alive()
-            if all(self.progress.is_done(r, self.batch) for r in self.alive):
-                self._busy_streams = self._is_wide = False
-                self._share_failures()  # what was reported unasked
-                return  # nothing is outstanding
-            is_asked = self._reported == self.batch
-            pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
-        self.wait(pending)
-        self.flush_ops = _FIRST_FLUSH_OPS
+            pending = None
+            if not all(self.progress.is_done(r, self.batch) for r in self.alive):
+                is_asked = self._reported == self.batch
+                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
+        if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
+            self.wait(pending)
+        if not self.holds:
+            self.flush_ops = _FIRST_FLUSH_OPS
         self.collectives_since_sync = self._busy_streams = self._is_wide = False
         self._share_failures()
 
@@ -606,7 +642,8 @@ class Client:
             case wire.Done():
                 self._on_done(rank, message)
             case wire.OpFailed():
-                self._failures.add(rank, message, self.progress.where(message.batch, message.position))
+                where = self.progress.where(message.batch, message.position)
+                self._failures.add(rank, message, getattr(where, "inside", {}).get(message.inside, where))
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
@@ -648,8 +685,8 @@ class Client:
             return wire.FetchFailed(message.ident, failure), []
 
     def _on_done(self, rank: int, message: wire.Done) -> None:
+        self._failures.note(rank, message.poisoned, message.unwritten)  # before anyone takes the batch for done
         self.progress.note_done(rank, message.batch, self.alive)
-        self._failures.note(rank, message.poisoned, message.unwritten)
         for mark in list(self._marks):
             number, pending = mark
             if message.batch >= number:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from monarch_lab.controller import dispatch, scanning
+from monarch_lab.controller import dispatch, scanning, state
 from monarch_lab.controller.refs import Ref
 from monarch_lab.tensors.meta import describe, intern
 
@@ -52,6 +52,8 @@ def make(value: torch.Tensor, mesh: Any) -> Any:
     handle = dispatch.make_handle(intern(describe(value)), Ref(next(mesh.client.refs), mesh, mesh.all_equal))
     handle.__class__ = scanning.constant_class
     handle._value = value
+    if (recorder := state.recorder.get()) is not None:
+        recorder.made(handle)
     return handle
 
 
@@ -59,6 +61,8 @@ def materialise(constant: Any) -> None:
     """Send it: from now on it is a mesh tensor as any other."""
     from monarch_lab.controller.placing import place
 
+    if (recorder := state.recorder.get()) is not None:
+        recorder.check_materialise(constant)
     if constant._ref.mesh.lost_ranks:  # its value is known here: nothing of it was lost
         now = constant._ref.mesh.now
         constant._ref = Ref(next(now.client.refs), now, now.all_equal)
@@ -106,6 +110,13 @@ def may_write(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Any) -> tuple[bool, Any]:
+    if (recorder := state.recorder.get()) is not None and not recorder.tape.is_closed:
+        target = args[0] if func in _LOCAL_IN_PLACE else None
+        return recorder.compute(func, args, kwargs, target, lambda a, k: _run(func, tuple(a), k, first))
+    return _run(func, args, kwargs, first)
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Any) -> tuple[bool, Any]:
     kind = scanning.constant_class
 
     def value(a: Any) -> Any:

@@ -39,8 +39,8 @@ class Log:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ops: dict[tuple[int, int], FailedOp] = {}
-        self._told: deque[tuple[int, int]] = deque(maxlen=1_000)
+        self._ops: dict[tuple[int, int, int], FailedOp] = {}
+        self._told: deque[tuple[int, int, int]] = deque(maxlen=1_000)
         self._poisoned: dict[int, wire.Failure] = {}
         self._cause: wire.Failure | None = None  # of what is poisoned; the op itself may have been raised already
         self._unwritten: dict[tuple[int, int], set[int]] = {}
@@ -48,13 +48,13 @@ class Log:
 
     def add(self, rank: int, message: wire.OpFailed, location: Location | None) -> None:
         with self._lock:
-            key = (message.batch, message.position)
+            key = (message.batch, message.position, message.inside)
             self._cause = self._cause or message.failure
             if message.failure.entry:
                 self.forget.append(message.failure.entry)
             if key in self._told:  # another rank's word of it has been raised
                 return
-            op = self._ops.setdefault(key, FailedOp(*key, location))
+            op = self._ops.setdefault(key, FailedOp(message.batch, message.position, location))
             op.by_rank[rank] = message.failure
 
     def take(self, cause: wire.Failure | None = None) -> tuple[FailedOp | None, int]:

@@ -36,7 +36,7 @@ class Flusher(threading.Thread):
         while not self._stop_event.is_set():
             time.sleep(self._after_s)
             try:
-                if client.code or client.dead:
+                if (client.code or client.dead) and not client.holds:
                     if client.batch == batches:  # nothing was sent since the last look: these have waited
                         client.flush()
                         continue

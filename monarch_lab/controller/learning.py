@@ -15,11 +15,11 @@ from msgspec.structs import replace
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller import failures, lending
+from monarch_lab.controller import failures, lending, state
 from monarch_lab.controller.autograd import folded
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
-from monarch_lab.controller.dispatch import build, finish, make_handle, replay
+from monarch_lab.controller.dispatch import build, finish, graph_functions, make_handle, replay
 from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
@@ -29,7 +29,7 @@ from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import InternalError, UsageError
 from monarch_lab.tensors import payload, saved
 from monarch_lab.tensors.meta import Meta, intern
-from monarch_lab.tensors.naming import name_of
+from monarch_lab.tensors.naming import name_of, shown
 from monarch_lab.wire import engine as wire
 
 _TENSOR = Mark("TENSOR")
@@ -91,7 +91,7 @@ def learn(call: Call) -> Any:
             call.ambient,
             template,
             [t._ref.id for t in call.tensors],
-            call.numbers,
+            call.numbers if client.recorder is None else client.recorder.numbers_of(call.numbers),
             -(ident << _OUT_BITS),
             metas,
         )
@@ -133,6 +133,7 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
     frames = answers[min(answers)][1]
     outs = [-(first.ident << _OUT_BITS) - k for k, keep in enumerate(first.keeps) if keep == -1]
     values = [payload.unpack(f) for f in frames]
+    inputs = [t._ref.id for t in call.tensors]
     handled = finish(entry, call.tensors, outs, call.mesh) if not values else _with_values(entry, call, outs, values)
     if first.grads:
         take_gradients(call.mesh, first)
@@ -140,11 +141,25 @@ def _conclude(call: Call, template: int, pending: Pending) -> Any:
         for t in tree_leaves(handled):
             if getattr(t, "is_mesh_tensor", False) and not any(t is given for given in call.tensors):
                 (t._store or t._ref).equal &= pending.equal
-    if first.dynamic or not call.hashable or call.key in client.cache.never:
+    asked = first.dynamic or not call.hashable or call.key in client.cache.never
+    if asked:
         client.cache.asked += 1
     else:
         _keep(call, entry, template, first)
+    if client.recorder is not None:
+        if pending.was_called:
+            raise client.recorder.refuse(f"{shown(call.func)}, which calls the kernel,", "call it before or after")
+        if asked:
+            raise _not_recorded(client.recorder, call, hangs_on_values=first.dynamic or call.hashable)
+        client.recorder.note_learned(entry.number, call, inputs, outs)
     return handled
+
+
+def _not_recorded(recorder: Any, call: Call, *, hangs_on_values: bool) -> UsageError:
+    what = shown(call.func)
+    if hangs_on_values:
+        return recorder.refuse(f"{what}, whose result hangs on the values it is given,", "call it before or after")
+    return recorder.refuse(f"{what} with an argument that may change", "give it tensors, numbers, strings and tuples")
 
 
 def issue_told(
@@ -218,6 +233,10 @@ def _keep(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None
 def _define(call: Call, entry: Entry, template: int, answer: wire.Learned) -> None:
     client = call.mesh.client
     entry.number = client.cache.next_entry()
+    client.cache.layouts[entry.number] = (len(call.tensors), len(call.numbers), entry.news)
+    # The templates of graph functions are of one graph.
+    what = call.func if call.func in graph_functions else template
+    client.cache.kinds[entry.number] = (what, tuple(answer.outputs), tuple(answer.keeps), tuple(answer.mutated))
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
@@ -293,8 +312,16 @@ def requery(mesh: Any, handles: list[Any]) -> None:
     """Ask the workers for the metadata of handles that an in-place op changed behind their back."""
     from monarch_lab.controller.calling import call_on
 
-    metas = call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.metadata", (handles,))
+    token, coalesced = state.recorder.set(None), state.coalescing.set(False)  # metadata is no value
+    try:
+        metas = call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.metadata", (handles,))
+    finally:
+        state.recorder.reset(token)
+        state.coalescing.reset(coalesced)
     if len(metas) != len(handles):
         raise InternalError("metadata of views came back incomplete")
+    recorder = mesh.client.recorder
     for handle, meta in zip(handles, metas, strict=True):
+        if recorder is not None and intern(meta) is not handle._meta and handle._ref.id in recorder.before:
+            raise recorder.refuse("making a tensor from outside require grad", "do it before the call")
         handle._refresh(intern(meta))

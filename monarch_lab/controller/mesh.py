@@ -14,6 +14,7 @@ from monarch_lab.controller import mode, placing
 from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh, active_stream
+from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.streams import StreamActivation, stream_named
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
@@ -309,6 +310,8 @@ class DeviceMesh:
         return self._placed(value, lambda t: placing.shard(self, t, dim_name, dim))
 
     def _placed(self, value: Any, put: Any) -> Any:
+        if (recorder := current_recorder.get()) is not None:
+            raise recorder.refuse("a local value put on the mesh", "put it there before the call and pass it in")
         if isinstance(value, torch.nn.Module):
             return _module_placed(value, put)
         seen: dict[int, Any] = {}

@@ -16,7 +16,8 @@ from monarch_lab.controller import constants, dispatch
 from monarch_lab.controller.learning import learn
 from monarch_lab.controller.placing import replicate
 from monarch_lab.controller.scanning import scan
-from monarch_lab.controller.state import active_mesh, ambient_number
+from monarch_lab.controller.state import active_mesh, ambient_number, recorder
+from monarch_lab.controller.tape import Traced, plain_within
 
 _SHAPED = (
     "rand randn randint randperm zeros ones empty full arange range linspace logspace eye empty_strided "
@@ -53,6 +54,9 @@ def create(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any) 
         return _literal(func, args, kwargs, mesh)
     if mesh.torch_device and kwargs.get("device") is None:
         kwargs = {**kwargs, "device": mesh.torch_device}
+    if recorder.get() is not None and func in _CONSTANT_SHAPES:
+        args = tuple([plain_within(a) for a in args])
+        kwargs = {k: plain_within(v) for k, v in kwargs.items()}
     if func in _CONSTANT_SHAPES and not kwargs.get("requires_grad") and _is_scalar_shape(args, kwargs):
         return constants.make(func(*args, **kwargs), mesh)
     call = scan(func, args, kwargs, ambient_number())
@@ -72,11 +76,17 @@ def _literal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Any
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if isinstance(data, torch.Tensor) and func is not torch.tensor:
         return func(*args, **kwargs)  # as_tensor of a local tensor is that tensor
-    local = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+    rest = {k: v for k, v in kwargs.items() if k != "device"}
+    if type(data) is not Traced and recorder.get() is not None:
+        args = tuple([plain_within(a) for a in args])
+    local = func(*args, **rest)
     if isinstance(data, torch.Tensor):
         return local
     if local.dim() == 0 and not local.requires_grad and isinstance(data, (bool, int, float, complex)):
-        return constants.make(local, mesh)
+        made = constants.make(local, mesh)
+        if type(data) is Traced:
+            data.tape.own(made, data.tape.compute(func, args, rest, None))
+        return made
     return replicate(mesh, local)
 
 
@@ -90,6 +100,9 @@ class MeshMode(TorchFunctionMode):
         mesh = active_mesh.get()
         if mesh is not None and (func in FACTORIES or func in LITERALS):
             return create(func, args, kwargs or {}, mesh)
+        if recorder.get() is not None:
+            args = tuple([plain_within(a) for a in args])
+            kwargs = {k: plain_within(v) for k, v in (kwargs or {}).items()}
         return func(*args, **(kwargs or {}))
 
 

@@ -12,6 +12,7 @@ from monarch_lab.controller.calling import Named, opened
 from monarch_lab.controller.dispatch import dispatch
 from monarch_lab.controller.futures import Future
 from monarch_lab.controller.lending import check_stream
+from monarch_lab.controller.recorder import refuse_fetch
 from monarch_lab.controller.reducing import reduce_to
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.waiting import Pending
@@ -148,6 +149,7 @@ def _coordinates(mesh: Any, shard: dict[str, int] | None, dims: dict[str, int]) 
 
 
 def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
+    refuse_fetch("fetching a value")
     client = mesh.client
     mesh.check_alive(ranks)
     for t in tensors:

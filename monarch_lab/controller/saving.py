@@ -24,7 +24,7 @@ from monarch_lab.controller.callbacks import Packed
 from monarch_lab.controller.calling import Named
 from monarch_lab.controller.functions import Saved, is_far
 from monarch_lab.controller.mode import run_on_active
-from monarch_lab.controller.state import active_mesh
+from monarch_lab.controller.state import active_mesh, recorder
 from monarch_lab.errors import ClosedError, DeviceException, UsageError
 from monarch_lab.tensors import saved
 
@@ -65,6 +65,8 @@ def _on(mesh: Any, func: Named, *args: Any) -> Any:
 @contextlib.contextmanager
 def _around(entry: _Around, enter: Named | None, *args: Any) -> Iterator[None]:
     """The workers of the mesh have these hooks, and no others, for the ops in between."""
+    if entry.number and (noted := recorder.get()) is not None:
+        raise noted.refuse("a checkpoint or a hook for saved tensors", "leave it outside of the function")
     outer = saved.kind()
     _stack.entries.append(entry)
     saved.set_kind(entry.kind)

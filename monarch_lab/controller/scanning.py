@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller.state import active_mesh
+from monarch_lab.controller.state import active_mesh, recorder
+from monarch_lab.controller.tape import Traced
 from monarch_lab.errors import InternalError, UsageTypeError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.naming import name_of
@@ -140,6 +141,8 @@ class Walk:
         if kind is complex:
             self.key.append((COMPLEX, a))
             return a
+        if kind is Traced:
+            return self._traced(a)
         if isinstance(a, torch.Tensor):
             return self._tensor(a)
         if isinstance(a, np.generic):
@@ -175,6 +178,15 @@ class Walk:
                 return self._around(a)
         return a
 
+    def _traced(self, a: Traced) -> Any:
+        """A number that a replay of a recording computes anew."""
+        if self.keyed_floats or a.value in FLOATS:
+            return self._float(a.plain())
+        a.tape.guard(f"{a.name} not in (0.0, 1.0)")
+        self.numbers.append(a)
+        self.key.append(FLOAT)
+        return Number(len(self.numbers) - 1)
+
     def _around(self, a: Any) -> Any:
         """An object is sent by value, the mesh tensors in it as inputs: it is built around them on the worker."""
         if isinstance(a, torch.optim.Optimizer):
@@ -199,6 +211,10 @@ class Walk:
     def _tensor(self, a: torch.Tensor) -> Any:
         if isinstance(a, constant_class):
             value: torch.Tensor = a._value  # type: ignore[attr-defined]
+            if (noted := recorder.get()) is not None and type(item := noted.operand(a)) is Traced:
+                self.key.append((LOCAL_0_DIM, value.dtype))
+                self.numbers.append(item)
+                return Number(len(self.numbers) - 1, value.dtype)
         elif a.dim() == 0 and not a.requires_grad and a.device.type != "meta":
             value = a
         else:

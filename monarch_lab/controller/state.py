@@ -11,7 +11,11 @@ from monarch_lab.tensors import ambient, saved, switches
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
+    from monarch_lab.controller.recorder import Recorder
 
+# The Recorder of this thread, while a function given to ml.compile is recorded.
+recorder: ContextVar[Recorder | None] = ContextVar("monarch_lab_recorder", default=None)
+coalescing: ContextVar[bool] = ContextVar("monarch_lab_coalescing", default=False)  # inside such a block
 active_stream: ContextVar[Any] = ContextVar("monarch_lab_active_stream", default=None)  # None: the default one
 active_mesh: ContextVar[DeviceMesh | None] = ContextVar("monarch_lab_active_mesh", default=None)
 

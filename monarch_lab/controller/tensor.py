@@ -16,11 +16,11 @@ from monarch_lab.controller import answers, autograd, constants, dispatch, hooks
 from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.state import recorder as _recorder
 from monarch_lab.errors import UsageError, UsageTypeError
 from monarch_lab.tensors.meta import Meta
 
 _base = torch._C.TensorBase
-_plain = torch._C.DisableTorchFunctionSubclass
 _plain_mode = torch._C.DisableTorchFunction
 _dispatch = dispatch.dispatch
 _special = dispatch.special
@@ -121,7 +121,7 @@ class MeshTensor(torch.Tensor):
         if meta is self._meta:
             return
         fresh = dispatch.make_handle(meta, self._ref)
-        with _plain():
+        with _plain_mode():  # the mode of an active mesh would make an op of it
             _base.data.__set__(self, fresh)
         self._meta = meta
 
@@ -148,6 +148,8 @@ class MeshTensor(torch.Tensor):
 
     @property
     def grad(self) -> MeshTensor | None:
+        if (recorder := _recorder.get()) is not None:
+            recorder.touch(self)
         return self._grad
 
     @grad.setter
@@ -253,14 +255,15 @@ class ConstantTensor(MeshTensor):
 
     def __iadd__(self, other: Any) -> Any:
         # What optimizers do to their step counters: the general way (constants.resolve) costs ten times as much.
-        if type(other) not in (int, float):
+        if type(other) not in (int, float) or _recorder.get() is not None:
             return _dispatch(torch.Tensor.__iadd__, (self, other))
         with _plain_mode():
             self._value += other
         return self
 
     def item(self) -> Any:
-        return self._value.item()
+        recorder = _recorder.get()
+        return self._value.item() if recorder is None else recorder.item(self)
 
 
 def _method(func: Any, name: str) -> Callable[..., Any]:

@@ -44,6 +44,7 @@ class CellOptions:
     is_timed: bool
     is_quiet: bool
     is_async: bool
+    is_coalesced: bool = False
     stream: str | None = None
 
 
@@ -55,12 +56,13 @@ def cell_parser() -> Parser:
     parser.add_argument("--time", action="store_true", help="show how long the cell took, its ops included")
     parser.add_argument("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     parser.add_argument("--async", "-a", dest="no_wait", action="store_true", help="do not wait for the cell's ops")
+    parser.add_argument("--coalesce", action="store_true", help="send what the cell issues as one, when it ends")
     return parser
 
 
 def read_options(line: str) -> CellOptions:
     found = cell_parser().read(split(line, "%%mesh"))
-    return CellOptions(found.name, found.time, found.quiet, found.no_wait, found.stream)
+    return CellOptions(found.name, found.time, found.quiet, found.no_wait, found.coalesce, found.stream)
 
 
 class CellRunner:
@@ -118,6 +120,10 @@ class MeshCell:
             entered.callback(client.end_cell, number)
             entered.enter_context(self._front.cell(number))
             entered.enter_context(self._mesh.activate())
+            if self._options.is_coalesced:
+                from monarch_lab.controller import coalescing
+
+                entered.enter_context(coalescing())
             if self._options.stream is not None:
                 entered.enter_context(self._mesh.activate_stream(self._options.stream))
             self._leave = entered.pop_all()

@@ -46,6 +46,7 @@ class Op(IntEnum):
     RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
     MOVE = 8  # [8, move, ref, ref of the result, crossing]: see MoveDef
     MOVE_BACK = 9  # [9, move, crossing]: the gradient of a result, back to where the value came from
+    REPLAY = 10  # [10, recording, input refs ..., positions in Batch.numbers ..., output refs ...], see RecordingDef
 
 
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +170,25 @@ class BackwardDef(Message, frozen=True):
     crossings: int = 0
 
 
-Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef
+class RecordingDef(Message, frozen=True):
+    """A stretch of the op stream to be run again, on values that each REPLAY names.
+
+    ``code`` is as Batch.code with names of its own for refs: 1 to ``inputs`` are the inputs, what is above is made
+    inside; it deletes nothing. A position in numbers below ``len(numbers)`` means those, what is above the
+    ``varying`` ones of the REPLAY. ``outputs``: names of the values that get the REPLAY's output refs. ``copied``:
+    inputs that stand for literals, so that each run gets a copy. Given up by a DELETE of its number, which is a ref.
+    """
+
+    recording: int
+    inputs: int
+    varying: int
+    outputs: list[int]
+    copied: list[int]
+    code: list[int]
+    numbers: list[int | float]
+
+
+Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef | RecordingDef
 
 
 # --- orders, kernel to worker
@@ -414,12 +433,14 @@ class Done(Message, frozen=True):
 
 
 class OpFailed(Message, frozen=True):
-    """Op ``position`` (counted in ops) of a batch failed here; its outputs are marked."""
+    """Op ``position`` (counted in ops) of a batch failed here; its outputs are marked. ``inside``: it is a REPLAY, and
+    the op of that number in it failed."""
 
     batch: int
     position: int
     failure: Failure
     outputs: list[int]
+    inside: int = -1
 
 
 class Learned(Message, frozen=True):

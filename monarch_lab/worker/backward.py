@@ -37,7 +37,7 @@ def crossing_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
     return code[end - plan.crossings : end]
 
 
-def _run(
+def run(
     engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
 ) -> list[int]:
     """The crossings whose gradient was reached."""
@@ -96,7 +96,7 @@ def learn(
     engine.had.append(had)
     error, crossings = None, []
     try:
-        crossings = _run(
+        crossings = run(
             engine,
             roots,
             _values(engine, order.gradients),
@@ -118,6 +118,15 @@ def learn(
     return wire.BackwardLearned(order.ident, touched, outs, grads, crossings), error
 
 
+def missed(plan: wire.BackwardDef, touched: int) -> PredictionError:
+    """Other leaves got a gradient than the plan says."""
+    return PredictionError(
+        f"backward() reached {touched} leaves where the same graph reached {len(plan.grads)} before; "
+        "what was learned is dropped, so running the cell again is right",
+        -plan.plan,
+    )
+
+
 def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
     cells = engine.cells
     a = i + 2
@@ -127,17 +136,13 @@ def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> i
     end = start + 3 * len(plan.grads)
     roots, gradients = [cells[r] for r in code[a:b]], _values(engine, code[b:c])
     inputs = [cells[r] for r in code[c:start]]
-    crossings = _run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
+    crossings = run(engine, roots, gradients, inputs, plan.keep_graph, plan.create_graph)
     leaves = code[start:end:3]
     touched = _touched(engine)
     after = end + plan.crossings
     if set(leaves) != touched or code[end:after] != crossings:
         engine.moves.forget(crossings)
-        raise PredictionError(
-            f"backward() reached {len(touched)} leaves where the same graph reached {len(leaves)} before; "
-            "what was learned is dropped, so running the cell again is right",
-            -plan.plan,
-        )
+        raise missed(plan, len(touched))
     for k, leaf in enumerate(leaves):
         gradient = cells[leaf].grad
         engine.check_gradient(gradient, plan.grads[k])

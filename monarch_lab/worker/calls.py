@@ -14,7 +14,7 @@ import torch
 
 from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.tensors.structure import tensors_of
-from monarch_lab.tensors.template import CallTree, Source
+from monarch_lab.tensors.template import CallTree, Input, Number, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
@@ -50,22 +50,25 @@ class Entry:
         return code[i + 1 : i + 1 + self.template.definition.inputs]
 
 
-def _compile(name: str, lines: list[str], namespace: dict[str, Any]) -> Callable[..., Any]:
-    exec(compile("\n".join(lines), "<monarch_lab call>", "exec"), namespace)
+def compiled(name: str, parameters: str, lines: list[str], namespace: dict[str, Any]) -> Callable[..., Any]:
+    """A function made of these lines of its body."""
+    text = "\n    ".join([f"def {name}({parameters}):", *lines])
+    exec(compile(text, "<monarch_lab call>", "exec"), namespace)
     return namespace[name]
 
 
 def make_template(definition: TemplateDef, function: Callable[..., Any], tree: CallTree) -> Template:
     source = Source()
     expression = source.call(function, tree)
-    lines = ["def invoke(inputs, numbers):"]
+    lines = []
     if definition.inputs:
-        lines.append("    " + "".join(f"t{k}, " for k in range(definition.inputs)) + "= inputs")
+        lines.append("".join(f"t{k}, " for k in range(definition.inputs)) + "= inputs")
     if definition.numbers:
-        lines.append("    " + "".join(f"n{k}, " for k in range(definition.numbers)) + "= numbers")
-    lines.append(f"    return {expression}")
+        lines.append("".join(f"n{k}, " for k in range(definition.numbers)) + "= numbers")
+    lines.append(f"return {expression}")
     opaque = definition.function.startswith("payload:") or definition.function.startswith("user:")
-    return Template(definition, function, tree, _compile("invoke", lines, dict(source.names)), opaque)
+    invoke = compiled("invoke", "inputs, numbers", lines, dict(source.names))
+    return Template(definition, function, tree, invoke, opaque)
 
 
 def refuse_failed(*inputs: Any) -> None:
@@ -74,74 +77,157 @@ def refuse_failed(*inputs: Any) -> None:
             raise DependentOnError(value.failure)
 
 
-def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entry:
-    source = Source()
-    rank, arm = engine.rank, engine.arm
-    inputs, numbers = template.definition.inputs, template.definition.numbers
-    lines = ["def op(cells, code, i, numbers):"]
-    for k in range(inputs):
-        lines.append(f"    t{k} = cells[code[i + {1 + k}]]")
-    for k in range(numbers):
-        lines.append(f"    n{k} = numbers[code[i + {1 + inputs + k}]]")
-    call = source.call(template.function, template.tree)
-    checks: list[str] = []
-    if definition.private and not template.opaque:
-        source.names["rejecting"] = Rejecting
-        lines.append("    with rejecting():")
-        lines.append(f"        r = {call}")
-    elif template.opaque:
-        source.names |= {"refuse_failed": refuse_failed, "user_code": engine.user_code, "touched": engine.touched}
-        lines.append(f"    refuse_failed({', '.join(f't{k}' for k in range(inputs))})")
-        lines.append("    touched.clear()")
-        guarded = [k for k in range(inputs) if k not in definition.writes]
-        tensors, refs = ("".join(f"{n}, " for n in row) for row in _rows(guarded))
-        source.names |= {"versions": _versions, "wrote": _wrote(definition, template, engine)}
-        lines.append(f"    before = versions({tensors})")
-        lines.append("    with user_code():")
-        lines.append(f"        r = {call}")
-        lines.append(f"    if before != versions({tensors}): wrote(before, ({tensors}), ({refs}))")
-        checks.append("touched")  # it ran a backward pass, and did not when it was learned
-    else:
-        lines.append(f"    r = {call}")
-    names: dict[int, str] = {}
-    _unpack(definition.tree, "r", names, checks)
-    fresh, position, stores = [], 1 + inputs + numbers, []
-    for k, keep in enumerate(definition.keeps):
-        name = names[k]
-        if keep == -1:
-            checks += _differs(name, definition.outputs[k], source)
-            checks += [f"{name} is t{j}" for j in range(inputs)]
-            if template.opaque:
-                checks.append(f"{name}.is_leaf is not {definition.outputs[k].is_leaf}")
-            stores.append(f"    cells[code[i + {position}]] = {name}")
-            if definition.outputs[k].requires_grad and definition.outputs[k].is_leaf:
-                source.names["arm"] = arm
-                stores.append(f"    arm({name}, code[i + {position}])")
-            fresh.append(k)
-            position += 1
-        elif keep >= 0:
-            checks.append(f"{name} is not t{keep}")
+@dataclass(slots=True)
+class Names:
+    """What an op's code calls its inputs, number operands and outputs, and the refs of inputs and outputs."""
+
+    inputs: list[str]
+    numbers: list[str]
+    input_refs: list[str]
+    outputs: list[str]  # where each new output is stored; an output that has no ref is not
+    output_refs: list[str]
+
+
+class _Placed(Source):
+    """A Source whose placeholders have names given for one op, and whose constants are shared between ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = Names([], [], [], [], [])
+        self._known: dict[int, str] = {}
+
+    def constant(self, value: Any) -> str:
+        name = self._known.get(id(value))
+        if name is None:
+            name = self._known[id(value)] = super().constant(value)  # kept alive by ``names``
+        return name
+
+    def expression(self, tree: Any) -> str:
+        if type(tree) is Input:
+            return self.op.inputs[tree.index]
+        if type(tree) is Number and tree.dtype is None:
+            return self.op.numbers[tree.index]
+        if type(tree) is Number:
+            return f"{self.constant(torch.tensor)}({self.op.numbers[tree.index]}, dtype={self.constant(tree.dtype)})"
+        return super().expression(tree)
+
+
+class OpCode:
+    """Writes the code of ops: the call, the check of its prediction, and the stores of what is new."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.source = _Placed()
+        self.names = self.source.names
+        self.names |= {
+            "rejecting": Rejecting,
+            "refuse_failed": refuse_failed,
+            "user_code": engine.user_code,
+            "touched": engine.touched,
+            "arm": engine.arm,
+            "versions": _versions,
+        }
+
+    def unchecked(self, template: Template, op: Names) -> list[str]:
+        """The call alone, of one that gives one new tensor."""
+        self.source.op = op
+        return [f"{op.outputs[0]} = {self.source.call(template.function, template.tree)}"]
+
+    def lines(self, definition: EntryDef, template: Template, op: Names) -> list[str]:
+        self.source.op = op
+        lines: list[str] = []
+        checks: list[str] = []
+        call = self.source.call(template.function, template.tree)
+        if definition.private and not template.opaque:
+            lines += ["with rejecting():", f"    r = {call}"]
+        elif template.opaque:
+            guarded = [k for k in range(len(op.inputs)) if k not in definition.writes]
+            tensors = "".join(f"{op.inputs[k]}, " for k in guarded)
+            refs = "".join(f"{op.input_refs[k]}, " for k in guarded)
+            wrote = self.source.constant(_wrote(definition, template, self.engine))
+            lines += [
+                f"refuse_failed({', '.join(op.inputs)})",
+                "touched.clear()",
+                f"before = versions({tensors})",
+                "with user_code():",
+                f"    r = {call}",
+                f"if before != versions({tensors}): {wrote}(before, ({tensors}), ({refs}))",
+            ]
+            checks.append("touched")  # it ran a backward pass, and did not when it was learned
         else:
-            checks.append(f"{name} is not {names[-2 - keep]}")
-    for k, meta in definition.after:
-        checks += _differs(f"t{k}", meta, source)
-        if meta.requires_grad and meta.is_leaf:
-            source.names["arm"] = arm
-            stores.append(f"    arm(t{k}, code[i + {1 + k}])")
-    source.names["wrong"] = lambda result: _wrong(definition, template, rank, result)
-    if checks:
-        lines.append("    try:")
-        lines.append("        bad = " + " or ".join(checks))
-        lines.append("    except (AttributeError, TypeError, IndexError, KeyError, RuntimeError):")
-        lines.append("        bad = True")
-        lines.append("    if bad: wrong(r)")
-    lines += stores
-    lines.append(f"    return i + {position}")
-    return Entry(definition, template, _compile("op", lines, source.names), tuple(fresh), position)
+            lines.append(f"r = {call}")
+        names: dict[int, str] = {}
+        _unpack(definition.tree, "r", names, checks)
+        stores, fresh = [], 0
+        for k, keep in enumerate(definition.keeps):
+            name, meta = names[k], definition.outputs[k]
+            if keep >= 0:
+                checks.append(f"{name} is not {op.inputs[keep]}")
+                continue
+            if keep <= -2:
+                checks.append(f"{name} is not {names[-2 - keep]}")
+                continue
+            checks += self._differs(name, meta)
+            checks += [f"{name} is {t}" for t in dict.fromkeys(op.inputs)]
+            if template.opaque:
+                checks.append(f"{name}.is_leaf is not {meta.is_leaf}")
+            stores.append(f"{op.outputs[fresh]} = {name}")
+            if meta.requires_grad and meta.is_leaf:
+                stores.append(f"arm({name}, {op.output_refs[fresh]})")
+            fresh += 1
+        for k, meta in definition.after:
+            checks += self._differs(op.inputs[k], meta)
+            if meta.requires_grad and meta.is_leaf:
+                stores.append(f"arm({op.inputs[k]}, {op.input_refs[k]})")
+        if checks:
+            wrong = self.source.constant(_Wrong(definition, template, self.engine.rank))
+            lines += [
+                "try:",
+                "    bad = " + " or ".join(checks),
+                "except (AttributeError, TypeError, IndexError, KeyError, RuntimeError):",
+                "    bad = True",
+                f"if bad: {wrong}(r)",
+            ]
+        return lines + stores
+
+    def _differs(self, name: str, meta: TensorMeta) -> list[str]:
+        constant = self.source.constant
+        size, dtype = constant(_shape(meta.shape)), constant(dtype_named(meta.dtype))
+        checks = [f"{name}.shape != {size}", f"{name}.dtype is not {dtype}"]
+        if meta.layout == "strided":
+            checks.append(f"{name}.stride() != {meta.stride!r}")
+        checks.append(f"{name}.requires_grad is not {meta.requires_grad}")
+        return checks
 
 
-def _rows(inputs: list[int]) -> tuple[list[str], list[str]]:
-    return [f"t{k}" for k in inputs], [f"code[i + {1 + k}]" for k in inputs]
+_shapes: dict[tuple[int, ...], torch.Size] = {}
+
+
+def _shape(sizes: tuple[int, ...]) -> torch.Size:
+    """One object for each, so that the code of a recording names it once."""
+    return _shapes.setdefault(tuple(sizes), torch.Size(sizes))
+
+
+def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entry:
+    inputs, numbers = template.definition.inputs, template.definition.numbers
+    fresh = tuple(k for k, keep in enumerate(definition.keeps) if keep == -1)
+    first = 1 + inputs + numbers
+    refs = [f"code[i + {first + k}]" for k in range(len(fresh))]
+    op = Names(
+        inputs=[f"t{k}" for k in range(inputs)],
+        numbers=[f"n{k}" for k in range(numbers)],
+        input_refs=[f"code[i + {1 + k}]" for k in range(inputs)],
+        outputs=[f"cells[{ref}]" for ref in refs],
+        output_refs=refs,
+    )
+    writer = OpCode(engine)
+    lines = [f"t{k} = cells[code[i + {1 + k}]]" for k in range(inputs)]
+    lines += [f"n{k} = numbers[code[i + {1 + inputs + k}]]" for k in range(numbers)]
+    lines += writer.lines(definition, template, op)
+    width = first + len(fresh)
+    lines.append(f"return i + {width}")
+    run = compiled("op", "cells, code, i, numbers", lines, writer.names)
+    return Entry(definition, template, run, fresh, width)
 
 
 def _versions(*inputs: Any) -> list[int]:
@@ -187,16 +273,19 @@ def _unpack(tree: list, path: str, names: dict[int, str], checks: list[str]) -> 
             raise PredictionError(f"a result of this structure has no entry: {tree!r}", 0)
 
 
-def _differs(name: str, meta: TensorMeta, source: Source) -> list[str]:
-    size, dtype = source.constant(torch.Size(meta.shape)), source.constant(dtype_named(meta.dtype))
-    checks = [f"{name}.shape != {size}", f"{name}.dtype is not {dtype}"]
-    if meta.layout == "strided":
-        checks.append(f"{name}.stride() != {meta.stride!r}")
-    checks.append(f"{name}.requires_grad is not {meta.requires_grad}")
-    return checks
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """Raises what a prediction that was not met is."""
+
+    definition: EntryDef
+    template: Template
+    rank: int
+
+    def __call__(self, result: Any) -> None:
+        _raise_wrong(self.definition, self.template, self.rank, result)
 
 
-def _wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
+def _raise_wrong(definition: EntryDef, template: Template, rank: int, result: Any) -> None:
     def text(meta: TensorMeta) -> str:
         grad = (", a leaf that requires grad" if meta.is_leaf else ", requires_grad") if meta.requires_grad else ""
         return f"{tuple(meta.shape)} {meta.dtype} stride {tuple(meta.stride)}{grad}"

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch_lab.errors import ProtocolError
 from monarch_lab.tensors import naming, payload
 from monarch_lab.wire import engine as wire
 from monarch_lab.worker import calls
 
+if TYPE_CHECKING:
+    from monarch_lab.worker.recording import Recording
+
 
 class Definitions:
-    """By number. ``make_entry`` turns an EntryDef and its template into an Entry (it needs the engine)."""
+    """By number. ``make_entry`` turns an EntryDef and its template into an Entry, ``make_recording`` a RecordingDef
+    into a Recording (they need the engine)."""
 
-    def __init__(self, make_entry: Callable[[wire.EntryDef, calls.Template], calls.Entry]) -> None:
+    def __init__(
+        self,
+        make_entry: Callable[[wire.EntryDef, calls.Template], calls.Entry],
+        make_recording: Callable[[wire.RecordingDef], Recording],
+    ) -> None:
         self.meshes: dict[int, wire.MeshDef] = {}
         self.templates: dict[int, calls.Template] = {}
         self.entries: dict[int, calls.Entry] = {}
         self.ambients: dict[int, dict[str, Any]] = {}
         self.plans: dict[int, wire.BackwardDef] = {}
+        self.recordings: dict[int, Recording] = {}
         self.moves: dict[int, wire.MoveDef] = {}
         self._payloads: dict[int, Any] = {}
         self._make_entry = make_entry
+        self._make_recording = make_recording
 
     def add(self, order: wire.Define, frames: Sequence[bytes | memoryview]) -> None:
         rest = list(frames)
@@ -48,6 +58,8 @@ class Definitions:
                     self.moves[definition.move] = definition
                 case wire.BackwardDef():
                     self.plans[definition.plan] = definition
+                case wire.RecordingDef():
+                    self.recordings[definition.recording] = self._make_recording(definition)
 
     def _function(self, name: str) -> Any:
         try:

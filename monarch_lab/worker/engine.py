@@ -20,7 +20,7 @@ from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.transport.segments import SegmentPool, SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, learning, meeting
+from monarch_lab.worker import backward, calls, learning, meeting, recording
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
@@ -39,7 +39,7 @@ class Engine:
         self.rank = rank
         self.randomness = randomness
         self.cells: dict[int, Any] = {}
-        self.known = Definitions(self._make_entry)
+        self.known = Definitions(self._make_entry, lambda d: recording.make_recording(d, self))
         self.cell = 0
         self.interruptible = False  # the SIGINT handler raises only while this is set
         self.in_user_code = False  # and, unless the interrupt is hard, this
@@ -47,7 +47,7 @@ class Engine:
         self.dropped_ident = -1
         self.ended_batch = -1  # of batches and calls up to these, the users' functions are dropped
         self.ended_ident = -1
-        self._batch = -1
+        self.batch = -1
         self._report = self.report = report
         self.on_account: Callable[[wire.Done], None] = report  # another with several streams
         self.events: dict[int, meeting.Event] = {}  # where streams meet
@@ -55,7 +55,7 @@ class Engine:
         self._ambient = 0
         self._poisoned: set[int] = set()
         self._unwritten: set[tuple[int, int]] = set()
-        self._scope = 0
+        self.scope = 0
         self.touched: list[int] = []  # leaves whose gradient was accumulated, by their hooks
         self.retained: dict[int, Any] = {}
         self._segments = SegmentPool()
@@ -66,6 +66,7 @@ class Engine:
         self._table[Op.AMBIENT] = self._set_ambient
         self._table[Op.SET_GRAD] = self._set_grad
         self._table[Op.BACKWARD] = self._backward
+        self._table[Op.REPLAY] = self._replay
         self.moves = Moves(self)
         self._table[Op.MOVE] = self.moves.move
         self._table[Op.MOVE_BACK] = self.moves.move_back
@@ -108,13 +109,25 @@ class Engine:
 
     def run_batch(self, batch: wire.Batch) -> None:
         self.cell = batch.cell
-        self._batch = batch.number
+        self.batch = batch.number
         self._begin_scope(batch.scope)
-        code, numbers, cells, table = batch.code, batch.numbers, self.cells, self._table
-        i, end = 0, len(code)
         if batch.number <= self.dropped_batch:
-            self._drop(code, 0)
-            i = end
+            self._drop(batch.code, 0)
+        else:
+            self.run_code(batch, 0)
+        if batch.report:
+            self.on_account(self.account(batch.number))
+
+    def run_code(self, batch: wire.Batch, i: int, within: int = -1, error: BaseException | None = None) -> None:
+        """Run a batch's ops from ``i`` on; ``error``: the one there has raised it. ``within``: they are those of a
+        recording, run by the batch's op of this position."""
+        code, numbers, cells, table = batch.code, batch.numbers, self.cells, self._table
+        end = len(code)
+        if error is not None:
+            i = self._failed(batch, i, error, within)
+            if isinstance(error, KeyboardInterrupt) and batch.number <= self.dropped_batch:
+                self._drop(code, i)
+                i = end
         while i < end:
             try:
                 self.interruptible = True
@@ -123,15 +136,13 @@ class Engine:
                 self.interruptible = False
             except KeyboardInterrupt as e:
                 self.interruptible = False
-                i = self._failed(batch, i, e)
+                i = self._failed(batch, i, e, within)
                 if batch.number <= self.dropped_batch:
                     self._drop(code, i)
                     i = end
             except BaseException as e:
                 self.interruptible = False
-                i = self._failed(batch, i, e)
-        if batch.report:
-            self.on_account(self.account(batch.number))
+                i = self._failed(batch, i, e, within)
 
     def account(self, number: int) -> wire.Done:
         """What failed since the last account."""
@@ -149,22 +160,24 @@ class Engine:
         return list(causes.values())
 
     def _begin_scope(self, scope: int) -> None:
-        self._scope = scope
+        self.scope = scope
         self.randomness.use(scope)
 
-    def _width_at(self, code: list[int], i: int) -> int:
+    def width_at(self, code: list[int], i: int) -> int:
         number = code[i]
         if number >= FIRST_ENTRY:
             return self.known.entries[number].width
         if number == Op.BACKWARD:
             return backward.width(self.known.plans[code[i + 1]])
+        if number == Op.REPLAY:
+            return self.known.recordings[code[i + 1]].width
         return self._width[Op(number)]
 
     def _position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
             position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
-            j += self._width_at(code, j)
+            j += self.width_at(code, j)
         return position
 
     def _outputs_at(self, code: list[int], i: int) -> list[int]:
@@ -174,12 +187,14 @@ class Engine:
         if number == Op.BACKWARD:
             plan = self.known.plans[code[i + 1]]
             return [r for r in backward.gradient_refs(plan, code, i) if r] + backward.crossing_refs(plan, code, i)
+        if number == Op.REPLAY:
+            return self.known.recordings[code[i + 1]].output_refs(code, i)
         return self.moves.outputs_at(code, i)
 
-    def _failed(self, batch: wire.Batch, i: int, error: BaseException) -> int:
+    def _failed(self, batch: wire.Batch, i: int, error: BaseException, within: int = -1) -> int:
         """Marks the outputs of the op at ``i``; returns the next op's place."""
         code = batch.code
-        after = i + self._width_at(code, i)
+        after = i + self.width_at(code, i)
         outputs = self._outputs_at(code, i)
         dependent = error if isinstance(error, DependentOnError) else self._marked_input(code, i)
         if dependent is not None:
@@ -190,7 +205,8 @@ class Engine:
                 self._take_part(code, i)
             failure = describe_error(error)
             position = self._position(code, i)
-            self._report(wire.OpFailed(batch.number, position, failure, outputs))
+            place = (position, -1) if within < 0 else (within, position)
+            self._report(wire.OpFailed(batch.number, place[0], failure, outputs, place[1]))
         self.mark(outputs, failure)
         self._note_unwritten(code, i)
         return after
@@ -200,12 +216,21 @@ class Engine:
         if code[i] >= FIRST_ENTRY:
             entry = self.known.entries[code[i]]
             refs = entry.input_refs(code, i)
-            self._unwritten.update((refs[k], self._scope) for k in entry.definition.writes)
+            self._unwritten.update((refs[k], self.scope) for k in entry.definition.writes)
         elif code[i] == Op.SET_GRAD:
-            self._unwritten.add((code[i + 1], self._scope))
+            self._unwritten.add((code[i + 1], self.scope))
         elif code[i] == Op.BACKWARD:
             added_to = backward.gradient_refs(self.known.plans[code[i + 1]], code, i, added_to=True)
-            self._unwritten.update((ref, self._scope) for ref in added_to if ref)
+            self._unwritten.update((ref, self.scope) for ref in added_to if ref)
+        elif code[i] == Op.REPLAY:
+            written = self.known.recordings[code[i + 1]].written_refs(code, i)
+            self._unwritten.update((ref, self.scope) for ref in written)
+
+    def forget(self, ref: int) -> None:
+        """A value that no order knows of."""
+        self.cells.pop(ref, None)
+        self._poisoned.discard(ref)
+        self._unwritten.discard((ref, self.scope))
 
     def _marked_input(self, code: list[int], i: int) -> DependentOnError | None:
         if code[i] < FIRST_ENTRY:
@@ -239,7 +264,7 @@ class Engine:
             self.moves.take_part(code, i, INTERRUPTED)
             self.mark(self._outputs_at(code, i), INTERRUPTED)
             self._note_unwritten(code, i)
-            i += self._width_at(code, i)
+            i += self.width_at(code, i)
 
     # --- instructions
 
@@ -247,7 +272,8 @@ class Engine:
         raise ProtocolError(f"entry {code[i]} was never defined")
 
     def _delete(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
-        cells.pop(code[i + 1], None)
+        if cells.pop(code[i + 1], None) is None:
+            self.known.recordings.pop(code[i + 1], None)
         return i + 2
 
     def _set_ambient(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
@@ -262,13 +288,26 @@ class Engine:
     def _set_grad(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         target, gradient = cells[code[i + 1]], cells[code[i + 2]] if code[i + 2] else None
         calls.refuse_failed(target, gradient)
+        self.set_grad(target, gradient, code[i + 1])
+        return i + 3
+
+    def set_grad(self, target: Any, gradient: Any, ref: int) -> None:
         target.grad = gradient
         for had in self.had:
-            had[code[i + 1]] = gradient
-        return i + 3
+            had[ref] = gradient
 
     def _backward(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         return backward.replay(self, self.known.plans[code[i + 1]], code, i)
+
+    def _replay(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        replayed = self.known.recordings[code[i + 1]]
+        try:
+            return replayed.run(cells, code, i, numbers)
+        except BaseException as e:
+            self.interruptible = False
+            recording.finish(self, replayed, code, i, numbers, e, self._position(code, i))
+            self.interruptible = True
+        return i + replayed.width
 
     def _signal(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
         meeting.signal(self.events, code[i + 1])
@@ -298,7 +337,7 @@ class Engine:
         """Obey other orders in the middle of one: they run as themselves, not as part of what is being watched, and
         what they set is put back."""
         thread, random = ambient.capture(), self.randomness.scope
-        kept = self.cell, self._batch, self._scope, self._ambient, self.interruptible, self.in_user_code
+        kept = self.cell, self.batch, self.scope, self._ambient, self.interruptible, self.in_user_code
         self.interruptible = self.in_user_code = False
         self._ambient = 0
         try:
@@ -307,7 +346,7 @@ class Engine:
         finally:
             self._applied.apply(thread)
             self.randomness.use(random)
-            self.cell, self._batch, self._scope, self._ambient, self.interruptible, self.in_user_code = kept
+            self.cell, self.batch, self.scope, self._ambient, self.interruptible, self.in_user_code = kept
 
     # --- calls that answer
 
@@ -356,7 +395,7 @@ class Engine:
     @contextmanager
     def user_code(self, ident: int = 0) -> Iterator[None]:
         """Around a user's function: it can be interrupted, draws from a stream of its own, leaves nothing behind."""
-        if ident <= self.ended_ident if ident else self._batch <= self.ended_batch:
+        if ident <= self.ended_ident if ident else self.batch <= self.ended_batch:
             raise KeyboardInterrupt("interrupted before it ran")
         try:
             with self.randomness.private():

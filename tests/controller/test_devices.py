@@ -145,11 +145,10 @@ def test_switches_of_the_kernel_hold_on_the_workers_and_end_with_their_block(mes
         with torch.backends.mkldnn.flags(enabled=False):
             assert now() == [1.0, 1.0, 0.0, 0.0, 0.0]
         try:
-            torch.backends.cudnn.benchmark = True
             torch.set_float32_matmul_precision("high")
-            assert now() == [1.0, 1.0, 1.0, 1.0, 1.0]
+            with torch.backends.cudnn.flags(benchmark=True):
+                assert now() == [1.0, 1.0, 1.0, 1.0, 1.0]
         finally:
-            torch.backends.cudnn.benchmark = False
             torch.set_float32_matmul_precision("highest")
         assert now() == DEFAULT
 

@@ -200,6 +200,25 @@ def test_a_worker_that_reads_what_it_never_had_says_so(mesh: Any) -> None:
     assert ml.fetch_all(torch.ones(1).reduce("gpu")).tolist() == [[[3.0]] * 3]
 
 
+def test_recordings_are_known_to_the_new_process(mesh: Any) -> None:
+    @ml.compile
+    def double(x: Any) -> Any:
+        return (x * 2 + torch.tensor([1.0, 1.0])).reduce("gpu")
+
+    for _ in range(3):
+        assert double(torch.ones(2)).tolist() == [9.0, 9.0]
+    end(mesh, 1)
+    mesh.restart(1)
+    for _ in range(4):
+        assert double(torch.ones(2)).tolist() == [9.0, 9.0]
+    plain = ml.compile(lambda x: x + x)
+    for _ in range(3):
+        plain(torch.ones(2))
+    end(mesh, 2)
+    mesh.restart(2)
+    assert ml.fetch_all(plain(torch.ones(2))).tolist() == [[[2.0, 2.0]] * 3]
+
+
 def test_a_restarted_rank_has_the_streams_again(mesh: Any) -> None:
     side = ml.Stream("side")
     with side.activate():

@@ -22,7 +22,7 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%mesh use ", ["--help", "mesh"]),
         ("%mesh restart m", ["mesh"]),
         ("%mesh kill --r", ["--ranks"]),
-        ("%%mesh --", ["--async", "--help", "--name", "--quiet", "--stream", "--time"]),
+        ("%%mesh --", ["--async", "--coalesce", "--help", "--name", "--quiet", "--stream", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),
     ],

@@ -159,7 +159,9 @@ def test_each_sub_command_has_help(shell: Shell, name: str) -> None:
 def test_cells_have_help(shell: Shell) -> None:
     for cell in ("%%mesh --help", "%%mesh -h\nx = 1"):
         assert shell.run(cell).success
-        assert shell.text.startswith("usage: %%mesh [-h] [--name NAME] [--time] [--quiet] [--async]")
+        assert shell.text.startswith("usage: %%mesh [-h] [--name NAME]")
+        for option in ("--time", "--quiet", "--async", "--stream", "--coalesce"):
+            assert option in shell.text
     shell.run("%%mesh?")
     assert "Start, look at and stop meshes" in shell.text
 

@@ -86,6 +86,15 @@ def test_the_last_expression_of_a_cell_is_a_value_on_the_workers(kernel: Kernel)
     assert header["text/plain"] == 'controller · mesh "mesh" · 2 workers'
 
 
+def test_a_coalesced_cell_sends_its_ops_when_it_ends(kernel: Kernel) -> None:
+    body = "from time import sleep\nsent = one + one\nfor _ in range(300):\n    sent = sent + one\nsleep(0.05)"
+    assert kernel.run(f"%%mesh\n{body}") == "ok", kernel.errors()
+    cell = f"%%mesh --coalesce\n{body}\nprint(len(ml.get_active_mesh().client.where), 'buffered')"
+    assert kernel.run(cell) == "ok", kernel.errors()
+    assert "301 buffered" in kernel.text()
+    assert kernel.run("%%mesh\nassert ml.inspect(sent)[0] == 302") == "ok", kernel.errors()
+
+
 def test_a_cell_runs_on_a_stream(kernel: Kernel) -> None:
     assert kernel.run("%%mesh --stream copy\ny = torch.ones(2) + 1\nprint(y.stream, ml.get_active_stream())") == "ok"
     assert 'stream "copy" stream "copy"' in kernel.text() and '· stream "copy"' in str(kernel.displays())

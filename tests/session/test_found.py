@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -186,7 +187,8 @@ def test_a_mesh_whose_record_cannot_be_written_starts_all_the_same(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("monarch_lab.session.record.write_file", full)
+    # Not by its path: tests that import the package afresh leave it without an attribute for the module.
+    monkeypatch.setattr(sys.modules[Recorder.__module__], "write_file", full)
     recorder = Recorder(launch_of(per_host=1))
     relay = Relay(recorder.note)
     with Supervisor(launch_of(per_host=1), SETTINGS, relay) as supervisor:

@@ -28,7 +28,7 @@ from tests.supervisor.recorder import ROOT, wait_until
         ({"gpus_per_host": 1.5}, "at least 1 of workers"),
         ({"device": "tpu"}, '"cpu" or "cuda"'),
         ({"name": "my mesh"}, "no name for a mesh"),
-        ({"device": "cuda", "gpus_per_host": 4096}, '4096.*device="cpu"'),
+        ({"device": "cuda", "env": {"CUDA_VISIBLE_DEVICES": ""}}, 'this machine has none: use .*device="cpu"'),
         ({"socket_type": "udp"}, 'socket_type is "unix" or "tcp", not \'udp\''),
         ({"logging_location": "nowhere"}, 'logging_location is "file" or "default"'),
         ({"labels": {"": "x"}}, "cannot be a label"),

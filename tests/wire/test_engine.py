@@ -18,6 +18,7 @@ _FAILURE = wire.Failure("ValueError", "text", [("file", 3, "f", "line")], b"\x00
 _ORDERS: list[Any] = [
     wire.Define([]),
     wire.Define([wire.AmbientDef(1, {"grad": True, "dtype": "float32"}), wire.MeshDef(1, ["a"], [2], [0, 1])]),
+    wire.Define([wire.RecordingDef(9, 1, 1, [2], [1], [16, 1, 0, 1, 2], [0.5])]),
     wire.Fetch(3, [1, -(5 << 20)]),
     wire.Poison([1, 2], _FAILURE),
     wire.Place([7]),
