@@ -30,6 +30,7 @@ class Entry:
     plain: bool = False  # single, no view, nothing random: what binary_method handles
     in_place: int = -1  # the input that is the result and all that was written
     news: int = 0  # outputs that get a ref
+    fails: bool = False  # may fail on values: see tries.py
     told: tuple[list, list[Any]] | None = None  # (tree, its Python values), of a propagator that gave some
 
 

@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.controller.waiting import Pending
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
     from monarch_lab.controller.client import Client
     from monarch_lab.controller.mesh import DeviceMesh
 
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What a pack hook gives: the number of the handler that unpacks it."""
+
+    number: int
+
+
 # (arguments, how many of them are of the first kind) -> what it gives: mesh tensors or None, or None itself.
-Handler = Callable[[list[Any], int], Sequence[Any] | None]
+Handler = Callable[[list[Any], int], Sequence[Any] | Packed | None]
 
 
 class Callbacks:
@@ -101,8 +110,12 @@ class Callbacks:
                     "another order: the graph must be the same on every rank"
                 )
             result = self._run(first, pending)
-            refs = [0 if t is None else t._ref.id for t in result or ()]
-            self._client.order(wire.Resume(ident, serial, refs, result is None), tuple(calls))
+            if isinstance(result, Packed):
+                resume = wire.Resume(ident, serial, [], handler=result.number)
+            else:
+                refs = [0 if t is None else t._ref.id for t in result or ()]
+                resume = wire.Resume(ident, serial, refs, result is None)
+            self._client.order(resume, tuple(calls))
         except BaseException as e:
             if pending.error is None:
                 pending.error = e
@@ -112,7 +125,7 @@ class Callbacks:
             if isinstance(e, KeyboardInterrupt):
                 raise
 
-    def _run(self, call: wire.Called, pending: Pending) -> list[Any] | None:
+    def _run(self, call: wire.Called, pending: Pending) -> list[Any] | Packed | None:
         from monarch_lab.controller import called
 
         pending.was_called = True
@@ -122,6 +135,6 @@ class Callbacks:
             return None
         with called.surroundings(call.grad):
             given = handler(arguments, call.split)
-        if given is None:
-            return None
+        if given is None or isinstance(given, Packed):
+            return given
         return called.checked(list(given), pending)

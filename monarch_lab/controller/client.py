@@ -568,6 +568,15 @@ class Client:
         self.blame_death(first.by_rank.values())
         raise failures.remote_exception(first, more)
 
+    def raise_failure_at(self, location: Location, batch: int) -> None:
+        """Raises the failure of the op issued there in a batch after ``batch``, if it failed."""
+        failed = self._failures.take_at(location, batch)
+        if failed is not None:
+            if failed.failure().entry:
+                self.cache.forget(failed.failure().entry)
+            self.blame_death(failed.by_rank.values())
+            raise failures.remote_exception(failed)
+
     def blame_death(self, failed: Iterable[wire.Failure]) -> None:
         """Raises DeviceException where a collective was cut off by the end of a rank, which is told a moment later."""
         if any(f.severed for f in failed) and self._a_rank_ended.wait(self.settings.timeouts.beat):

@@ -74,6 +74,15 @@ class Log:
         real = {k: op for k, op in ops.items() if not all(f.interrupted for f in op.by_rank.values())}
         return (real[min(real)], len(real) - 1) if real else (None, 0)
 
+    def take_at(self, location: Location, after: int) -> FailedOp | None:
+        """The op that failed at this place, in a batch later than ``after``."""
+        with self._lock:
+            for key, op in self._ops.items():
+                if op.batch > after and op.location == location and not op.failure().interrupted:
+                    self._told.append(key)
+                    return self._ops.pop(key)
+        return None
+
     def note(self, rank: int, poisoned: list[tuple[wire.Failure, list[int]]], unwritten: list[tuple[int, int]]) -> None:
         with self._lock:
             for failure, refs in poisoned:

@@ -28,7 +28,7 @@ _DELAYED_ERROR = Named("monarch_lab.worker.functions.delayed_error", shown="once
 _GRAPH_HALF = ((1 << autograd.GRAPH) - 1) << autograd.GRAPH
 
 
-def _is_far(value: Any) -> bool:
+def is_far(value: Any) -> bool:
     """A mesh tensor with a value on the workers (a constant has none)."""
     return getattr(value, "is_mesh_tensor", False) and not hasattr(value, "_value")
 
@@ -84,7 +84,7 @@ def apply(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _unshared(ctx: Context, args: tuple[Any, ...], output: Any) -> Any:
     """Without a graph: an input that is returned unwritten is another tensor, as in torch."""
-    if not _is_far(output) or not _among(output, args) or _among(output, ctx.dirty_tensors):
+    if not is_far(output) or not _among(output, args) or _among(output, ctx.dirty_tensors):
         return output
     with torch.no_grad():
         return output.view_as(output)
@@ -97,7 +97,7 @@ def _among(tensor: Any, tensors: Sequence[Any]) -> bool:
 def _places(tensors: Sequence[Any], among: Sequence[Any], what: str) -> tuple[int, ...]:
     found = []
     for t in tensors:
-        if not _is_far(t):
+        if not is_far(t):
             continue
         place = next((k for k, other in enumerate(among) if other is t), None)
         if place is None:
@@ -107,22 +107,22 @@ def _places(tensors: Sequence[Any], among: Sequence[Any], what: str) -> tuple[in
 
 
 def _attached(cls: Any, ctx: Context, args: tuple[Any, ...], outputs: list[Any]) -> list[Any]:
-    inputs = [a for a in args if _is_far(a)]
+    inputs = [a for a in args if is_far(a)]
     for t in outputs:
         if getattr(t, "is_mesh_tensor", False):
             autograd.send(t)
-    far = [t for t in outputs if _is_far(t)]
+    far = [t for t in outputs if is_far(t)]
     dirty = _places(ctx.dirty_tensors, inputs, "mark_dirty() was given a tensor that is no input of the Function")
     # As torch does, what is no output is passed by.
     constant = tuple(k for k, t in enumerate(far) if _among(t, ctx.non_differentiable))
-    saved = [t for t in ctx.to_save or () if _is_far(t)]
+    saved = [t for t in ctx.to_save or () if is_far(t)]
     for t in inputs[1:] + far + saved:
         if t._ref.mesh is not inputs[0]._ref.mesh:
             from monarch_lab.controller.messages import wrong_mesh
 
             raise wrong_mesh(cls.apply, [inputs[0], t])
-    places = [k for k, a in enumerate(args) if _is_far(a)]
-    node = _Node(cls, ctx, len(args), places, [_is_far(t) for t in outputs])
+    places = [k for k, a in enumerate(args) if is_far(a)]
+    node = _Node(cls, ctx, len(args), places, [is_far(t) for t in outputs])
     mesh = inputs[0]._ref.mesh
     graph = mesh.all_equal
     for t in inputs:
@@ -150,25 +150,25 @@ def _attached(cls: Any, ctx: Context, args: tuple[Any, ...], outputs: list[Any])
             (t._store or t._ref).equal &= graph | ~_GRAPH_HALF
     ctx.to_save = ctx.dirty_tensors = ctx.non_differentiable = ()
     fresh = iter(made)
-    return [next(fresh) if _is_far(t) else t for t in outputs]
+    return [next(fresh) if is_far(t) else t for t in outputs]
 
 
 class _Node:
     """Runs backward when the workers' node asks. Kept until that node is gone; it keeps no mesh tensor alive itself."""
 
-    def __init__(self, cls: Any, ctx: Context, arguments: int, places: list[int], is_far: list[bool]) -> None:
+    def __init__(self, cls: Any, ctx: Context, arguments: int, places: list[int], are_far: list[bool]) -> None:
         self._cls = cls
         self._ctx = ctx
         self._arguments = arguments
         self._places = places  # of the workers' inputs among the arguments
-        self._is_far = is_far  # of each output: the others have no gradient
-        self._saved = [_Saved(t) if _is_far(t) else t for t in ctx.to_save or ()]
+        self._are_far = are_far  # of each output: the others have no gradient
+        self._saved = [Saved(t) if is_far(t) else t for t in ctx.to_save or ()]
 
     def __call__(self, arguments: list[Any], split: int) -> list[Any]:
         known, far = iter(arguments[:split]), iter(arguments[split:])
-        gradients = [next(known) if is_far else None for is_far in self._is_far]
+        gradients = [next(known) if is_one else None for is_one in self._are_far]
         cls, ctx = self._cls, self._ctx
-        ctx.saved = tuple(s.again(next(far)) if isinstance(s, _Saved) else s for s in self._saved)
+        ctx.saved = tuple(s.again(next(far)) if isinstance(s, Saved) else s for s in self._saved)
         backward = cls.backward if cls.backward is not torch.autograd.Function.backward else cls.vjp
         try:
             given = backward(ctx, *gradients)
@@ -187,7 +187,7 @@ class _Node:
         return [found[k] for k in self._places]
 
 
-class _Saved:
+class Saved:
     """What is known here of a tensor that a node on the workers keeps."""
 
     def __init__(self, tensor: Any) -> None:

@@ -24,9 +24,10 @@ from monarch_lab.controller.messages import differ_by_rank, needs_remote
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import Call, Mark, tree_of
 from monarch_lab.controller.state import ambient_values
+from monarch_lab.controller.tries import can_fail
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import InternalError, UsageError
-from monarch_lab.tensors import payload
+from monarch_lab.tensors import payload, saved
 from monarch_lab.tensors.meta import Meta, intern
 from monarch_lab.tensors.naming import name_of, shown
 from monarch_lab.wire import engine as wire
@@ -73,6 +74,10 @@ def learn(call: Call) -> Any:
         is_several = "foreach" in getattr(call.func, "__name__", "")
         written = call.tensors if is_several else call.tensors[:1]
         lending.refuse_write([*written, *(t for t in tree_leaves(call.kwargs.get("out")) if hasattr(t, "_ref"))])
+    if saved.was_used:
+        from monarch_lab.controller.saving import check
+
+        check(call)
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -216,6 +221,7 @@ def _entry(call: Call, template: int, answer: wire.Learned) -> Entry:
         private=answer.private,
         random_single=answer.random or opaque,
         news=answer.keeps.count(-1),
+        fails=can_fail(call.func, call.tensors),
     )
 
 
@@ -234,7 +240,7 @@ def _define(call: Call, entry: Entry, template: int, answer: wire.Learned) -> No
     if answer.tree == ["t", 0] and answer.keeps == [-1] and not answer.after and not answer.mutated:
         entry.single = entry.outputs[0]
         entry.shares = answer.aliases[0]
-        entry.plain = entry.shares < 0 and not entry.random_single
+        entry.plain = entry.shares < 0 and not entry.random_single and not entry.fails
     if answer.tree == ["t", 0] and not answer.after and answer.mutated == answer.keeps and answer.keeps[0] >= 0:
         entry.in_place = answer.keeps[0]
     collective = getattr(call.func, "collective", False)

@@ -31,14 +31,19 @@ def here(depth: int) -> Location:
         library = _is_library.get(code)
         if not library:
             if library is None:
-                library = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
-                _is_library[code] = library
+                is_library(code)
                 continue
             return code, frame.f_lasti
         back = frame.f_back
         if back is None:
             return code, frame.f_lasti
         frame = back
+
+
+def is_library(code: CodeType) -> bool:
+    """Whether it is torch's code, ours, or made by either."""
+    library = _is_library[code] = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
+    return library
 
 
 def frame_of(location: Location | None) -> RemoteFrame | None:

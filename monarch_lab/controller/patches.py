@@ -17,7 +17,7 @@ import torch.profiler
 import torch.utils.data
 from torch.utils.data import dataloader
 
-from monarch_lab.controller import devices, functions, interrupts, lazy, loading, mode
+from monarch_lab.controller import devices, functions, hooks, interrupts, lazy, loading, mode, saving
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.state import active_mesh
 from monarch_lab.tensors import switches
@@ -39,7 +39,8 @@ def install() -> None:
     loading.install()
     _patch_rng_state()
     _patch_threads()
-    _patch_saved_tensors_hooks()
+    saving.install()
+    hooks.install()
     _patch_compile()
     _patch_profiler()
     switches.watch()
@@ -194,22 +195,6 @@ def _patch_threads() -> None:
             mode.pop()
 
     threading.Thread.run = run  # type: ignore[method-assign]
-
-
-def _patch_saved_tensors_hooks() -> None:
-    """Hooks on saved tensors would not be called: the graph is on the workers. (Those of torch's own checkpoint are
-    passed by: it computes the same, and saves no memory.)"""
-    hooks = torch.autograd.graph.saved_tensors_hooks
-    refused = (hooks, torch.autograd.graph.save_on_cpu)
-    original = hooks.__enter__
-
-    @functools.wraps(original)
-    def enter(self: Any) -> Any:
-        if active_mesh.get() is not None and type(self) in refused:
-            raise needs_remote("a hook for saved tensors")
-        return original(self)
-
-    hooks.__enter__ = enter
 
 
 def _patch_profiler() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch_lab.tensors import ambient, switches
+from monarch_lab.tensors import ambient, saved, switches
 
 if TYPE_CHECKING:
     from monarch_lab.controller.mesh import DeviceMesh
@@ -36,7 +36,8 @@ def ambient_number() -> int:
     """A number for the ambient state of this thread; equal states have equal numbers."""
     autocast = _autocast()
     switched = switches.number or switches.current()
-    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly(), switched)
+    around = saved.was_used and saved.kind()
+    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly(), switched, around)
     number = _fast.get(key)
     if number is not None and not autocast:
         return number

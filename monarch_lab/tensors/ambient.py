@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from monarch_lab.tensors import switches
+from monarch_lab.tensors import saved, switches
 from monarch_lab.tensors.meta import dtype_name, dtype_named
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -24,6 +24,7 @@ def capture() -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "anomaly": torch.is_anomaly_enabled(),
+        "saved": saved.kind(),
         **switches.read(),
     }
     for device in _AUTOCAST_DEVICES:
@@ -55,6 +56,8 @@ class Applied:
             torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["deterministic_warn_only"])
         if torch.is_anomaly_enabled() != state["anomaly"]:
             torch.autograd.set_detect_anomaly(state["anomaly"])
+        if not state["saved"] and saved.held() is not None:
+            saved.hold(None)
         self._switches.apply(state)
         for device in _AUTOCAST_DEVICES:
             wanted = state.get("autocast_" + device)

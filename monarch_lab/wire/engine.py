@@ -309,7 +309,8 @@ class Unhook(Message, frozen=True):
 class Resume(Message, frozen=True):
     """The answer to Called: refs of what the kernel's function gave (0: None), or ``is_none`` for None itself.
 
-    ``error``: it raised, and the kernel keeps the exception; the call that asked fails.
+    ``error``: it raised, and the kernel keeps the exception; the call that asked fails. ``handler``: for a pack hook,
+    the one to call for what it packed.
     """
 
     ident: int
@@ -317,6 +318,7 @@ class Resume(Message, frozen=True):
     refs: list[int]
     is_none: bool = False
     error: str = ""
+    handler: int = 0
 
 
 class Seed(Message, frozen=True):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch_lab.errors import InternalError, UsageError
+from monarch_lab.tensors import saved
 from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.wire import engine as wire
 from monarch_lab.worker import backward
@@ -51,6 +52,14 @@ class Ask:
 
     def __call__(self, tensors: Sequence[Any], split: int) -> list[Any] | None:
         return self._callbacks.ask(self.handler, tensors, split)
+
+    def keep(self, handle: Any) -> None:
+        """What takes the hook away, when the kernel says so."""
+        self._callbacks.keep(self.handler, handle)
+
+    def number_for(self, tensor: torch.Tensor) -> int:
+        """Of the handler that the kernel has for what its pack hook made of this tensor."""
+        return self._callbacks.call(self.handler, [tensor], 1).handler
 
     def __del__(self) -> None:
         self._callbacks.let_go(self.handler)
@@ -96,6 +105,9 @@ class Callbacks:
         if isinstance(tensor, torch.Tensor):  # a failed value has no graph, and nothing will come to it
             self._handles[order.handler] = _HOOKS[order.kind](tensor, ask)
 
+    def keep(self, handler: int, handle: Any) -> None:
+        self._handles[handler] = handle
+
     def unhook(self, handler: int) -> None:
         handle = self._handles.pop(handler, None)
         if handle is not None:
@@ -105,11 +117,20 @@ class Callbacks:
 
     def ask(self, handler: int, tensors: Sequence[Any], split: int) -> list[Any] | None:
         """What the kernel's function gives for these arguments (tensors or None): tensors or None, or None itself."""
+        reply = self.call(handler, tensors, split)
+        if reply.is_none:
+            return None
+        values = [self._engine.cells[r] if r else None for r in reply.refs]
+        refuse_failed(*values)
+        return values
+
+    def call(self, handler: int, tensors: Sequence[Any], split: int) -> wire.Resume:
+        """Let the kernel run the function, and obey it meanwhile."""
         question = self._question
         if question is None:
             raise UsageError(
-                "a gradient hook or autograd.Function of the notebook was reached by a backward pass inside a remote "
-                "function, which is not waited for: call backward() in the cell itself"
+                "a gradient hook, autograd.Function, checkpoint or hook for saved tensors of the notebook was reached "
+                "inside a remote function, which is not waited for: call backward() in the cell itself"
             )
         engine = self._engine
         question.serial += 1
@@ -127,6 +148,7 @@ class Callbacks:
         metas = [None if t is None else describe(t) for t in tensors]
         grad = torch.is_grad_enabled()
         self._asked.add(key)
+        hooks = saved.held()
         try:
             with engine.aside():
                 self._question = None
@@ -135,13 +157,10 @@ class Callbacks:
         finally:
             self._asked.discard(key)
             self._question = question
+            saved.hold(hooks)
         if reply.error:
-            raise RuntimeError(f"a function of the notebook failed in this backward pass: {reply.error}")
-        if reply.is_none:
-            return None
-        values = [engine.cells[r] if r else None for r in reply.refs]
-        refuse_failed(*values)
-        return values
+            raise RuntimeError(f"a function of the notebook failed here: {reply.error}")
+        return reply
 
 
 def _cannot_serve(ident: int, serial: int) -> wire.Resume:

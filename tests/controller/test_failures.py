@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def table(cell: Any) -> Any:
 def bad_index(everywhere: bool = False) -> Any:
     mesh = ml.get_active_mesh()
     return torch.zeros(2, dtype=torch.int64) + 100 * (1 if everywhere else mesh.rank("gpu"))
+
+
+def test_a_failure_that_was_reported_before_anyone_waited_is_every_rank_s(cell: Any, table: Any) -> None:
+    bad = (table[bad_index()] + 1).sum().reduce("gpu")
+    cell.client.flush()
+    reported = threading.Event()
+    cell.client.after_all(reported.set)
+    assert reported.wait(30)
+    with pytest.raises(IndexError):
+        cell.sync()
+    with pytest.raises(IndexError, match="out of bounds"):
+        ml.inspect(bad, gpu=0)
 
 
 @pytest.mark.parametrize("everywhere", [True, False])

@@ -235,7 +235,7 @@ def test_hooks_that_cannot_be(cell: Any) -> None:
     with pytest.raises(RuntimeError, match="non-leaf"):
         (leaf(1.0) * 2).register_post_accumulate_grad_hook(print)
     with pytest.raises(TypeError, match="next_functions.*ml.remote"):
-        torch.autograd.graph.register_multi_grad_hook((leaf(1.0), leaf(1.0)), print)
+        _ = (leaf(1.0) * 2).grad_fn.next_functions
 
 
 def settled(mesh: Any) -> int:
@@ -266,6 +266,40 @@ def test_a_hook_that_refers_to_its_model_does_not_keep_it(cell: Any) -> None:
     model(torch.ones(1, 2).requires_grad_()).sum().backward()
     model = None
     assert settled(cell) == before
+
+
+def test_a_hook_on_many_gradients(mesh: Any) -> None:
+    from torch.autograd.graph import register_multi_grad_hook
+
+    def run() -> Any:
+        seen: list[Any] = []
+        a, b = leaf(1.0, 2.0), leaf(3.0, 4.0)
+        c, d = a * b, a * b
+        with register_multi_grad_hook((a, b, c, d), lambda grads: seen.append([g is not None for g in grads])):
+            c.sum().backward(retain_graph=True)
+            c.sum().backward(inputs=(a,), retain_graph=True)
+        c.sum().backward(retain_graph=True)
+        handle = register_multi_grad_hook([c, a], lambda grad: seen.append(grad.clone()), mode="any")
+        (c * 3).sum().backward(retain_graph=True)
+        handle.remove()
+        (c * 5).sum().backward()
+        return seen, a.grad, b.grad
+
+    run_on_both(mesh, run)
+
+
+def test_hooks_on_many_gradients_that_are_refused(cell: Any) -> None:
+    from torch.autograd.graph import register_multi_grad_hook
+
+    x = leaf(1.0, 2.0)
+    with pytest.raises(ValueError, match="mode"):
+        register_multi_grad_hook([x], print, mode="some")  # type: ignore[call-overload]
+    with pytest.raises(RuntimeError, match="require grad"):
+        register_multi_grad_hook([x, x.detach()], print)
+    with ml.no_mesh.activate():
+        local = torch.ones(2, requires_grad=True)
+    with pytest.raises(ml.UsageError, match="LOCAL_TENSOR"):
+        register_multi_grad_hook([x, local], print)
 
 
 def test_reentrant_and_other_checkpoints(mesh: Any) -> None:
