@@ -233,7 +233,7 @@ class Client:
         """Streams are threads of one process: a state that torch keeps for all of it is for the default stream, and
         while the others have nothing to do."""
         if is_process_wide(values):
-            if stream or self._busy_streams:
+            if stream or self._busy_streams or (self.stream and self.code):  # sent, or about to be
                 raise UsageError(
                     "the default dtype, deterministic algorithms, anomaly mode and switches of torch.backends are kept "
                     "for the whole process, and another stream would see them: wait for the streams first, with "

@@ -284,8 +284,9 @@ def test_a_failure_on_a_stream_is_raised_at_its_line(cell: Any, side: ml.Stream)
 
 
 def test_what_torch_keeps_for_a_process_is_for_one_stream_at_a_time(cell: Any, side: ml.Stream) -> None:
-    with side.activate():
-        x = torch.ones(1) + 1
+    for _ in range(3):  # learned, then issued without a wait
+        with side.activate():
+            x = torch.ones(1) + 1
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(ml.UsageError, match=r"wait for the streams first, with mesh\.sync"):
