@@ -465,3 +465,54 @@ def test_the_inner_checkpoints_of_a_checkpoint_keep_nothing(cell: Any) -> None:
         del out
         assert alive() == [0, 0]
         assert at[0][0] < 20  # of 50 without checkpoints
+
+
+# --- beside recordings
+
+
+def test_a_recording_has_no_checkpoint_inside_and_is_right_in_one() -> None:
+    # Of its own: a mesh that has hooks somewhere records nothing.
+    with ml.local_mesh(gpus_per_host=1, device="cpu", name="recorded") as mesh, mesh.activate():
+        w, batch = leaf(0.5, 1.0), torch.ones(2)
+
+        @ml.compile
+        def refused(a: Any) -> Any:
+            return checkpoint(torch.exp, a * w, use_reentrant=False)
+
+        @ml.compile
+        def recorded(a: Any) -> Any:
+            return (a * w.exp()).sin()
+
+        with pytest.raises(ml.UsageError, match="a checkpoint or a hook for saved tensors"):
+            refused(batch)
+        found = []
+        for _ in range(3):
+            w.grad = None
+            checkpoint(lambda a: recorded(a.cos()).tanh(), batch, use_reentrant=False).sum().backward()
+            found.append(w.grad.tolist())
+        w.grad = None
+        (batch.cos() * w.exp()).sin().tanh().sum().backward()
+        for gradient in found:
+            assert gradient == pytest.approx(w.grad.tolist(), rel=1e-5)
+
+
+def test_a_recorded_function_calls_the_hooks_around_it(cell: Any) -> None:
+    w, batch, packed = leaf(0.5, 1.0), torch.ones(2), []
+
+    @ml.compile
+    def recorded(a: Any) -> Any:
+        return (a * w.exp()).sin()
+
+    def pack(t: Any) -> Any:
+        packed.append(1)
+        return t.detach()
+
+    for _ in range(3):
+        with torch.no_grad():
+            recorded(batch)
+    with saved_tensors_hooks(pack, lambda t: t):
+        recorded(batch).sum().backward()
+    assert len(packed) == 3  # what exp() gave, the batch, what sin() was given
+    w2 = leaf(0.5, 1.0)
+    (batch * w2.exp()).sin().sum().backward()
+    assert w.grad.tolist() == w2.grad.tolist()
