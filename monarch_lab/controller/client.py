@@ -117,7 +117,7 @@ class Client:
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self.callbacks = Callbacks(self)
         self._waiters: list[Pending] = []
-        self._stopped_batch = -1
+        self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
         asked = settings.controller.operations_per_progress_request
         self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
         self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
@@ -594,7 +594,7 @@ class Client:
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
         where they do not come to an end they are dropped, each rank where it is.
         """
-        if self._stopped_batch == self.batch and not self.code:
+        if self._stopped_at == (self.batch, self._last_ident) and not self.code:
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
         self._prompts.quitting = True
@@ -616,7 +616,7 @@ class Client:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
             self._prompts.quitting = False
-            self._stopped_batch = self.batch
+            self._stopped_at = (self.batch, self._last_ident)
         self._failures.clear()
 
     def _ends(self, pending: Pending, deadline: float) -> bool:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+import monarch_lab as ml
+
 
 def _interrupted(mesh: Any, step: Callable[[], Any], moment: float) -> None:
     timer = threading.Timer(moment, os.kill, (os.getpid(), signal.SIGINT))
@@ -75,3 +77,17 @@ def test_an_interrupt_of_an_op_that_waits_drops_what_came_after_it(cell: Any) ->
     timer.join()
     cell.client.stop_cell()
     assert (one + 1).tolist() == [2, 2]
+
+
+def _nap() -> int:
+    import time
+
+    time.sleep(600)
+    return 1
+
+
+def test_each_interrupt_of_calls_in_a_row_ends_its_call(cell: Any) -> None:
+    cell.sync()
+    for _ in range(3):  # no batch goes out in between
+        _interrupted(cell, lambda: ml.call_on_shard_and_fetch(_nap, shard={"gpu": 0}).result(), 0.5)
+    assert ml.call_on_shard_and_fetch(int, shard={"gpu": 0}).result(30) == 0
