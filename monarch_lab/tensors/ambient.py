@@ -43,6 +43,11 @@ class Applied:
         # follows: a weight changed between two blocks would be used as it was.
         torch.set_autocast_cache_enabled(False)
 
+    def restore(self, state: dict[str, Any]) -> None:
+        """After code that may have changed what is not its own."""
+        self._switches.look()
+        self.apply(state)
+
     def apply(self, state: dict[str, Any]) -> None:
         if self._inference is not None:
             self._inference.__exit__(None, None, None)

@@ -89,6 +89,10 @@ class Switches:
     def __init__(self) -> None:
         self._now = read()
 
+    def look(self) -> None:
+        """Somebody else's code may have set some."""
+        self._now = read()
+
     def apply(self, values: dict[str, Any]) -> None:
         """Raises what torch does where it has no such choice here."""
         for name, value in values.items():

@@ -96,7 +96,7 @@ class Engine:
     def restore_ambient(self) -> None:
         """After a user's function, which may have changed what is not its own."""
         if self._ambient:
-            self._applied.apply(self.known.ambients[self._ambient])
+            self._applied.restore(self.known.ambients[self._ambient])
 
     def arm(self, leaf: torch.Tensor, ref: int) -> None:
         """Let a leaf say when a backward pass has accumulated into it."""

@@ -184,3 +184,13 @@ def test_a_switch_that_was_put_back_is_as_it_was(mesh: Any) -> None:
     assert not switches.are_initial(switches.read())
     torch.set_float32_matmul_precision("highest")
     assert switches.are_initial(switches.read())
+
+
+def test_a_switch_that_a_function_sets_ends_with_it(mesh: Any) -> None:
+    def careless(x: torch.Tensor) -> torch.Tensor:
+        torch.backends.cuda.enable_flash_sdp(False)
+        return x + 1
+
+    with mesh.activate():
+        ml.inspect(ml.remote(careless)(torch.ones(1)))
+        assert ml.fetch_all(ml.remote(_seen)()).reshape(2, -1).tolist() == [DEFAULT] * 2
