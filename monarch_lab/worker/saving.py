@@ -126,7 +126,9 @@ class Asked:
         self._ask = ask
 
     def pack(self, tensor: torch.Tensor) -> Ask:
-        return asking(self._ask.number_for(tensor))
+        # An output comes as itself and gets its node later: kept under its name here, it would keep that node for as
+        # long as the kernel keeps what the hook made of it, which the node keeps.
+        return asking(self._ask.number_for(tensor.detach()))
 
     def unpack(self, packed: Ask) -> torch.Tensor:
         given = packed([], 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -107,6 +108,32 @@ def test_hooks_over_functions_and_second_derivatives(mesh: Any) -> None:
         return g, x.grad, len(packed) > 0
 
     run_on_both(mesh, run, 1e-5)
+
+
+def test_hooks_go_with_the_graph_also_where_no_pass_came_to_an_end(cell: Any) -> None:
+    def fail(t: Any) -> Any:
+        raise ZeroDivisionError("mine")
+
+    def run() -> None:
+        with saved_tensors_hooks(lambda t: t.detach(), fail):
+            y = leaf(1.0, 2.0).exp()
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            y.sum().backward()
+        with saved_tensors_hooks(lambda t: t.detach(), lambda t: t):
+            leaf(1.0, 2.0).exp()
+
+    gc.collect()
+    cell.sync()
+    before = len(cell.client.callbacks)
+    run()
+    for _ in range(100):
+        gc.collect()
+        torch.ones(1) + 1  # deletes ride with it
+        cell.sync()
+        if len(cell.client.callbacks) == before:
+            break
+        time.sleep(0.05)
+    assert len(cell.client.callbacks) == before
 
 
 def test_what_the_hooks_raise_is_raised_at_the_line_that_came_to_them(cell: Any) -> None:
