@@ -87,7 +87,7 @@ def test_the_last_expression_of_a_cell_is_a_value_on_the_workers(kernel: Kernel)
 
 
 def test_a_coalesced_cell_sends_its_ops_when_it_ends(kernel: Kernel) -> None:
-    body = "from time import sleep\nsent = one + one\nfor _ in range(300):\n    sent = sent + one\nsleep(0.05)"
+    body = "import time\nsent = one + one\nfor _ in range(300):\n    sent = sent + one\ntime.sleep(0.05)"
     assert kernel.run(f"%%mesh\n{body}") == "ok", kernel.errors()
     cell = f"%%mesh --coalesce\n{body}\nprint(len(ml.get_active_mesh().client.where), 'buffered')"
     assert kernel.run(cell) == "ok", kernel.errors()
