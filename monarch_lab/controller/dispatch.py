@@ -33,9 +33,8 @@ handle_classes: frozenset[type] = frozenset()  # handle_class, and the same as a
 all_classes: frozenset[type] = frozenset()  # these and constants
 special: dict[Any, Callable[..., Any]] = {}  # function -> handler(args, kwargs): answered without an op
 graph_functions: set[Any] = set()  # their result hangs on the gradient graph of their inputs
-crossings: set[int] = (
-    set()
-)  # of graphs that go on on another mesh (crossings.py): while there is one, handles carry theirs
+# Of graphs that go on on another mesh (crossings.py): while there is one, handles carry theirs.
+crossings: set[int] = set()
 
 
 def make_handle(meta: Meta, ref: Ref) -> Any:
