@@ -61,6 +61,8 @@ _NAMES = {
     "get_active_mesh": "mesh",
     "grad_function": "gradients",
     "grad_generator": "gradients",
+    "gradient_execution_order": "gradients",
+    "GradGenerator": "gradients",
     "inspect": "moves",
     "no_mesh": "mesh",
     "opaque_method": "opaque",
