@@ -30,7 +30,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
             recording.py      its replay
-coalesce.py   a block sent as one batch
+coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 """
 
 from __future__ import annotations

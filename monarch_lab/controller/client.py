@@ -32,6 +32,7 @@ from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.state import is_process_wide
 from monarch_lab.controller.state import recorder as current_recorder
+from monarch_lab.controller.ties import Ties
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
@@ -78,7 +79,7 @@ class Client:
         self.urgent = False  # a large value has died: its delete goes out with the next op
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
-        self.collectives_since_sync = False
+        self.ties = Ties()
         self.state = "starting"
         self.note = ""
         self.ops = 0
@@ -411,8 +412,9 @@ class Client:
         pending = self._wait_for_mark(limit)
         self.wait(pending)
 
-    def _wait_for_mark(self, number: int) -> Pending:
-        pending = Pending(r for r in self.alive if not self.progress.is_done(r, number))
+    def _wait_for_mark(self, number: int, ranks: Iterable[int] | None = None) -> Pending:
+        waiting = self.alive if ranks is None else ranks
+        pending = Pending(r for r in waiting if not self.progress.is_done(r, number))
         self._marks.append((number, pending))
         for rank in list(pending.waiting):  # its report, or its end, may have come in between
             if rank in self._gone:
@@ -420,6 +422,14 @@ class Client:
             elif self.progress.is_done(rank, number):
                 pending.fill(rank, None, [])
         return pending
+
+    def number_order(self, where: Location) -> int:
+        """A number for an order that may fail: it is waited for and reported as a batch is. The caller holds the lock
+        until it is sent."""
+        self.flush()
+        self.batch += 1
+        self.progress.note_batch(self.batch, [where])
+        return self.batch
 
     def order(
         self, message: Any, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = (), stream: int = 0
@@ -529,8 +539,8 @@ class Client:
         self.raise_failure()
         self.check_alive()
 
-    def settle(self) -> None:
-        """As sync, and leaves the failures to be raised later."""
+    def settle(self, ranks: Iterable[int] | None = None) -> None:
+        """As sync, and leaves the failures to be raised later. ``ranks``: waits for these alone."""
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
@@ -540,19 +550,22 @@ class Client:
             if not self.alive:
                 return self.check_alive()
             pending = None
-            if not all(self.progress.is_done(r, self.batch) for r in self.alive):
+            needed = self.alive if ranks is None else [r for r in self.alive if r in ranks]
+            if not all(self.progress.is_done(r, self.batch) for r in needed):
                 is_asked = self._reported == self.batch
-                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
+                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark(), needed)
         if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
             self.wait(pending)
         if not self.holds:
             self.flush_ops = _FIRST_FLUSH_OPS
-        self.collectives_since_sync = self._busy_streams = self._is_wide = False
-        self._share_failures()
+        if ranks is None:
+            self._busy_streams = self._is_wide = False
+        self.ties.settle(ranks)
+        self._share_failures(ranks)
 
-    def _share_failures(self) -> None:
+    def _share_failures(self, heard: Iterable[int] | None) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
-        for failure, refs in self._failures.take_poisoned(self.scope_ranks):
+        for failure, refs in self._failures.take_poisoned(self.scope_ranks, heard):
             if self.world > 1:
                 refs = refs + [origin for r in refs for origin in self.lent.get(r, ())]
                 self.order(wire.Poison(refs, failure), None)

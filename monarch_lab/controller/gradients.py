@@ -52,7 +52,7 @@ def grad_generator(roots: Any, wrt: Any, grad_roots: Any = ()) -> Iterator[torch
 
 def gradient_execution_order(roots: Any, wrt: Any) -> list[int]:
     """Indices of ``wrt`` in the order in which a backward pass from ``roots`` has their gradients ready: asked for in
-    this order, each gradient of a ``grad_generator`` needs no more of the graph to be run than the pass had run by then.
+    this order, no gradient of a ``grad_generator`` needs more of the graph to be run than the pass had run by then.
 
     The order is that of torch's engine: of the nodes that are ready, the one made last comes first. A tensor that no
     root hangs on comes last. Tensors or sequences of them, all of one mesh or all local; the answer is waited for.

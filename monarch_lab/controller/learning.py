@@ -297,7 +297,7 @@ def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
 
 def raise_cause(client: Any, by_rank: dict[int, Any]) -> None:
     """An input had failed before: raise what failed first, with its own line where that has not been raised yet."""
-    client.settle()
+    client.settle(client.ties.of(by_rank))
     client.raise_failure(by_rank[min(by_rank)])
     raise failures.build(by_rank, None, None)
 

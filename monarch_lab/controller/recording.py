@@ -114,7 +114,7 @@ class Recording:
     spec: TreeSpec | None = None
     tape: Callable[[], Any] = lambda: ([], [])
     slots: list[Any] = field(default_factory=list)
-    collectives: bool = False
+    ties: list[tuple[frozenset[int], bool]] = field(default_factory=list)  # see ties.py
     entries: frozenset[int] = frozenset()
     signature: list[tuple[Any, ...]] = field(default_factory=list)
     lines: list[locations.Location] = field(default_factory=list)
@@ -200,7 +200,8 @@ class Recording:
             for v in range(len(inputs) + len(self.literals), self.values):
                 if v not in owned:
                     self.segments[0].mesh.let_go(refs[v])
-            client.collectives_since_sync |= self.collectives
+            if self.ties:
+                client.ties.put_back(self.ties)
             if client.batch != self.batch:
                 self.batch, self.unsent = client.batch, 0
             self.unsent += self.length

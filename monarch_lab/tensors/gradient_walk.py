@@ -119,7 +119,7 @@ def execution_order(roots: Sequence[torch.Tensor], wrt: Sequence[torch.Tensor]) 
                 seen.add(follower)
                 todo.append(follower)
     tie = itertools.count()
-    ready = [(-node._sequence_nr(), next(tie), node) for node in starts if not missing.get(node)]
+    ready = [(-_sequence(node), next(tie), node) for node in starts if not missing.get(node)]
     heapq.heapify(ready)
     place: dict[Any, int] = {}
     while ready:
@@ -128,9 +128,13 @@ def execution_order(roots: Sequence[torch.Tensor], wrt: Sequence[torch.Tensor]) 
         for follower in _followers(node):
             missing[follower] -= 1
             if not missing[follower]:
-                heapq.heappush(ready, (-follower._sequence_nr(), next(tie), follower))
+                heapq.heappush(ready, (-_sequence(follower), next(tie), follower))
     nodes = [get_gradient_edge(t).node if t.requires_grad else None for t in wrt]
     return sorted(range(len(wrt)), key=lambda k: place.get(nodes[k], len(place)))
+
+
+def _sequence(node: Any) -> int:
+    return node._sequence_nr()  # noqa: SLF001  torch has no public name for it
 
 
 def _followers(node: Any) -> list[Any]:
