@@ -280,6 +280,11 @@ class Client:
             self.flush()
             self.scope = None
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether anything was on another stream than the default one."""
+        return len(self._dead_of) > 1
+
     def dead_of(self, stream: int) -> deque[int]:
         """Where refs of a stream go when their handle died: they are deleted in its own order."""
         with self.lock:

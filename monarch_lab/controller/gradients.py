@@ -19,7 +19,7 @@ from monarch_lab.controller.learning import learn
 from monarch_lab.controller.remote_functions import RemoteFunction
 from monarch_lab.controller.return_path import check_stays
 from monarch_lab.controller.scanning import scan
-from monarch_lab.controller.state import ambient_number
+from monarch_lab.controller.state import ambient_number, standing_on
 from monarch_lab.errors import UsageError, UsageTypeError, UsageValueError
 from monarch_lab.tensors.gradient_walk import GradientWalk, execution_order
 
@@ -61,8 +61,9 @@ def gradient_execution_order(roots: Any, wrt: Any) -> list[int]:
     roots, wrt = _several(roots), _several(wrt)
     if not any(getattr(t, "is_mesh_tensor", False) for t in roots + wrt):
         return execution_order(roots, wrt)
-    _check_far("gradient_execution_order", roots, wrt)
-    given: list[int] = dispatch(_ORDER, (roots, wrt))
+    mesh = _check_far("gradient_execution_order", roots, wrt)
+    with standing_on(mesh.stream):
+        given: list[int] = dispatch(_ORDER, (roots, wrt))
     return given
 
 
@@ -114,7 +115,8 @@ def _far(roots: list[Any], grads: list[Any], wrt: list[Any]) -> Iterator[torch.T
         )
     equal = autograd.equal_gradients([*roots, *[g for g in grads if g is not None]], mesh)
     number = float(next(_numbers))
-    dispatch(_BEGIN, (number, roots, grads, wrt))
+    with standing_on(mesh.stream):
+        dispatch(_BEGIN, (number, roots, grads, wrt))
     return _each(mesh, number, len(wrt), equal)
 
 
@@ -140,7 +142,7 @@ def _each(mesh: Any, number: float, count: int, equal: int) -> Iterator[torch.Te
 def _asked(mesh: Any, call: tuple[Any, ...], equal: int) -> Any:
     """A call without tensors on the walk's mesh, whichever is active; waited for."""
     function, *args = call
-    with mesh.activate():
+    with mesh.activate(), standing_on(mesh.stream):
         given = learn(scan(function, tuple(args), {}, ambient_number()))
     if given is None or given[0] is None:
         return None

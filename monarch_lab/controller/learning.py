@@ -68,6 +68,7 @@ def template_of(call: Call) -> int:
 def learn(call: Call) -> Any:
     client = call.mesh.client
     call.mesh.check_alive()
+    lending.check_stream(call.func, call.mesh)
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
     if may_write(call.func, call.kwargs):
