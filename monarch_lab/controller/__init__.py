@@ -31,6 +31,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
             recording.py      its replay
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
+defined.py    what the workers were told  forgetting.py   and what they need not know any more
 """
 
 from __future__ import annotations

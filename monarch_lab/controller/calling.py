@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, forgetting
 from monarch_lab.controller.futures import Future
 from monarch_lab.controller.recorder import refuse_fetch
 from monarch_lab.controller.scanning import scan
@@ -66,6 +66,8 @@ def send_call(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, (rank,), stream=mesh.stream_number)
+        if not call.hashable:
+            forgetting.forget_template(client, template)
     return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 
 

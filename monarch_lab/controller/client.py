@@ -25,6 +25,7 @@ from monarch_lab.config import Settings
 from monarch_lab.controller import failures, interrupts
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
+from monarch_lab.controller.defined import Defined
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
@@ -93,6 +94,7 @@ class Client:
         self.scope_mesh: Any = None
         self.recorder: Any = None  # notes what is sent, while a function is recorded
         self.recordings: dict[int, wire.RecordingDef] = {}
+        self.published: weakref.WeakSet[Any] = weakref.WeakSet()  # whole recordings, of which these are parts
         self.ambient = -1  # ambient of the last op in the buffer
         self.cell = 0
         self.stream = 0  # of the buffered batch; 0 is the default one
@@ -101,6 +103,7 @@ class Client:
         self._is_wide = False  # since then an op had a state that torch keeps for a process
         self._told_streams: set[tuple[int, int]] = set()  # (rank, stream)
         self.lent: dict[int, list[int]] = {}  # ref of a borrowed value -> those it was lent from
+        self.ended_loans: list[int] = []  # those that came back, whose failures may not have been shared
         self._supervisor: Supervisor | None = None
         self.batch = 0
         self.progress = Progress(world)
@@ -113,7 +116,7 @@ class Client:
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
         # Sent before, for processes that come later.
-        self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
+        self.defined = Defined()
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
         self.callbacks = Callbacks(self)
@@ -197,8 +200,8 @@ class Client:
         The caller holds the lock.
         """
         with HeldInterrupt():
-            for definitions, payloads in self._defined:
-                self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            define, payloads = self.defined.order()
+            self.supervisor.send(tuple(ranks), encode(define), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
@@ -281,6 +284,11 @@ class Client:
             self.scope = None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether a thread waits for an answer: of a call that is being learned, say."""
+        return bool(self._waiters)
+
+    @property
     def has_streams(self) -> bool:
         """Whether anything was on another stream than the default one."""
         return len(self._dead_of) > 1
@@ -302,9 +310,8 @@ class Client:
             # A stream that a worker has not heard of knows no definition; later ones go to all streams.
             if (rank, stream) not in self._told_streams:
                 self._told_streams.add((rank, stream))
-                for definitions, payloads in self._defined:
-                    define = wire.OnStream(stream, wire.Define(definitions))
-                    self.supervisor.send((rank,), encode(define), payloads)
+                define, payloads = self.defined.order()
+                self.supervisor.send((rank,), encode(wire.OnStream(stream, define)), payloads)
         return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:
@@ -398,7 +405,7 @@ class Client:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
-            self._defined.append(([d for d in definitions if not isinstance(d, wire.RecordingDef)], payloads))
+            self.defined.note(definitions, payloads)
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
 
     def _send_mark(self) -> int:
@@ -555,6 +562,7 @@ class Client:
             if not self.alive:
                 return self.check_alive()
             pending = None
+            ended = len(self.ended_loans) if ranks is None else 0
             needed = self.alive if ranks is None else [r for r in self.alive if r in ranks]
             if not all(self.progress.is_done(r, self.batch) for r in needed):
                 is_asked = self._reported == self.batch
@@ -567,6 +575,9 @@ class Client:
             self._busy_streams = self._is_wide = False
         self.ties.settle(ranks)
         self._share_failures(ranks)
+        for ref in self.ended_loans[:ended]:
+            self.lent.pop(ref, None)
+        del self.ended_loans[:ended]
 
     def _share_failures(self, heard: Iterable[int] | None) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""

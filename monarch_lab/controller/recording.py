@@ -123,6 +123,8 @@ class Recording:
     batch: int = -1  # the one that its last replay is in, and the ops that it has put there
     unsent: int = 0
     is_verified: bool = False
+    is_published: bool = False
+    generation: int = 0  # of the cache
     is_dead: bool = False
     anchors: list[Any] = field(default_factory=list)
 
@@ -146,6 +148,9 @@ class Recording:
     def fitting(self, tensors: list[Any]) -> tuple[list[Any], Any] | None:
         """The inputs and the tape's numbers, where all is as it was recorded; None where something is not."""
         if self.is_dead:
+            return None
+        if not self.is_published and self.generation != self.client.cache.generation:
+            self.is_dead = True  # what its ops are known by was forgotten
             return None
         forgotten = self.client.cache.forgotten
         if forgotten and not self.entries.isdisjoint(forgotten):

@@ -141,6 +141,7 @@ def hand_over(tensor: Any, stream: Stream) -> Any:
     """A tensor that nobody else holds, on another stream for good: a loan that has no end."""
     view, loan = stream.borrow(tensor, mutable=True)
     loan.has_ended = True
+    view._ref.mesh.client.lent.pop(view._ref.id, None)
     return view
 
 
@@ -205,6 +206,7 @@ class Borrow:
         if client.state == "live":
             with contextlib.suppress(DeviceException):  # nothing runs on it any more; what is here is put right
                 self._send_end(home, away, event)
+        client.ended_loans.append(lent.id)
         lending.refuse(handles, lending.DROPPED, ended)
         if self.mutable:
             for ref in self._refs:
