@@ -24,6 +24,7 @@ from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
+from monarch_lab.controller.ties import Ties
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
@@ -46,7 +47,7 @@ class Client(Listener):
         self.varied_mesh: Any = None
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
-        self.collectives_since_sync = False
+        self.ties = Ties()
         self.callbacks = Callbacks(self)
         self._cell_numbers = itertools.count(1)
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
@@ -84,8 +85,8 @@ class Client(Listener):
         The caller holds the lock.
         """
         with HeldInterrupt():
-            for definitions, payloads in self._defined:
-                self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            define, payloads = self.defined.order()
+            self.supervisor.send(tuple(ranks), encode(define), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
@@ -176,8 +177,8 @@ class Client(Listener):
         self.raise_failure()
         self.check_alive()
 
-    def settle(self) -> None:
-        """As sync, and leaves the failures to be raised later."""
+    def settle(self, ranks: Iterable[int] | None = None) -> None:
+        """As sync, and leaves the failures to be raised later. ``ranks``: waits for these alone."""
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
@@ -187,19 +188,26 @@ class Client(Listener):
             if not self.alive:
                 return self.check_alive()
             pending = None
-            if not all(self.progress.is_done(r, self.batch) for r in self.alive):
+            ended = len(self.ended_loans) if ranks is None else 0
+            needed = self.alive if ranks is None else [r for r in self.alive if r in ranks]
+            if not all(self.progress.is_done(r, self.batch) for r in needed):
                 is_asked = self._reported == self.batch
-                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
+                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark(), needed)
         if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
             self.wait(pending)
         if not self.holds:
             self.flush_ops = FIRST_FLUSH_OPS
-        self.collectives_since_sync = self._busy_streams = self._is_wide = False
-        self._share_failures()
+        if ranks is None:
+            self._busy_streams = self._is_wide = False
+        self.ties.settle(ranks)
+        self._share_failures(ranks)
+        for ref in self.ended_loans[:ended]:
+            self.lent.pop(ref, None)
+        del self.ended_loans[:ended]
 
-    def _share_failures(self) -> None:
+    def _share_failures(self, heard: Iterable[int] | None) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
-        for failure, refs in self._failures.take_poisoned(self.scope_ranks):
+        for failure, refs in self._failures.take_poisoned(self.scope_ranks, heard):
             if self.world > 1:
                 refs = refs + [origin for r in refs for origin in self.lent.get(r, ())]
                 self.order(wire.Poison(refs, failure), None)

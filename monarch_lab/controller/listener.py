@@ -170,6 +170,11 @@ class Listener(Outgoing):
         for _, mark in list(self._marks):
             mark.give_up(rank)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a thread waits for an answer: of a call that is being learned, say."""
+        return bool(self._waiters)
+
     def is_debugging(self, rank: int) -> bool:
         return self._prompts.is_waiting(rank)
 

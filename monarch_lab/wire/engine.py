@@ -15,6 +15,7 @@ from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
 from monarch_lab.wire.op_stream import Definition as Definition
 from monarch_lab.wire.op_stream import EntryDef as EntryDef
 from monarch_lab.wire.op_stream import Failure as Failure
+from monarch_lab.wire.op_stream import ForgetDef as ForgetDef
 from monarch_lab.wire.op_stream import MeshDef as MeshDef
 from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
@@ -98,12 +99,14 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead.
+    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    batch: int = 0
 
 
 class Fetch(Message, frozen=True):

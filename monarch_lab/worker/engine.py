@@ -148,12 +148,14 @@ class Engine(OpStream):
 
     def place(self, order: wire.Place, frames: Frames) -> None:
         try:
-            given = SegmentReader().open(order.pid, frames, order.segments)
-        except (OSError, ValueError) as e:
-            return self.mark(order.refs, describe_error(e))
-        for ref, tensor in zip(order.refs, payload.loads(given), strict=True):
+            given = payload.loads(SegmentReader().open(order.pid, frames, order.segments))
             if order.device:
-                tensor = tensor.detach().to(order.device).requires_grad_(tensor.requires_grad)
+                given = [t.detach().to(order.device).requires_grad_(t.requires_grad) for t in given]
+        except Exception as e:  # memory, above all
+            failure = describe_error(e)
+            self._report(wire.OpFailed(order.batch, 0, failure, order.refs))
+            return self.mark(order.refs, failure)
+        for ref, tensor in zip(order.refs, given, strict=True):
             self.cells[ref] = tensor
             if tensor.requires_grad and is_leaf(tensor):
                 self.arm(tensor, ref)
