@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from monarch_lab.controller.dispatch import make_handle, sign
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.state import recorder
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import describe, intern
@@ -22,9 +23,11 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
     client = mesh.client
     mesh.check_alive()
     if same:
-        frames, _ = payload.dumps(next(iter(values.values())))
+        # A recording sends its literals again: they travel as messages, which it keeps.
+        is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
+        frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
         pool = SegmentPool()
-        frames, segments = pool.put(frames) if client.segments.can_read(os.getpid()) else (frames, [])
+        frames, segments = pool.put(frames) if is_shared else (frames, [])
         place = wire.Place(refs, mesh.torch_device, segments, os.getpid())
         client.order(place, mesh.ranks_key, frames, mesh.stream_number)
         if segments:

@@ -37,15 +37,20 @@ class SegmentPool:
         self._free: list[int] = []
 
     def put(self, frames: Sequence[Frame]) -> tuple[list[Frame], list[tuple[int, int, int]]]:
-        """(the frames to send, an empty one in place of each large one; (frame, descriptor, bytes) of those)."""
-        left, segments = list(frames), []
+        """(the frames to send, an empty one in place of each large one; (frame, descriptor, bytes) of those).
+
+        Every frame has been copied: the memory that was given may be written to again.
+        """
+        left: list[Frame] = list(frames)
+        segments = []
         for k, frame in enumerate(frames):
             size = memoryview(frame).nbytes
-            if size < LARGE_BYTES:
-                continue
             try:
-                fd = self._take(size)
+                fd = self._take(size) if size >= LARGE_BYTES else -1
             except OSError:  # no memory or descriptors for it: it travels as a message
+                fd = -1
+            if fd < 0:
+                left[k] = bytes(frame)
                 continue
             self._maps[fd][:size] = memoryview(frame).cast("B")
             segments.append((k, fd, size))

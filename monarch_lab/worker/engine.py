@@ -471,7 +471,7 @@ class Engine:
         try:
             values = [self.cells[ref] for ref in order.refs]
             calls.refuse_failed(*values)
-            frames, _ = payload.dumps([_portable(v) for v in values])
+            frames, _ = payload.dumps([_portable(v) for v in values], copy=not order.shared)
         except BaseException as e:
             self._fetch_failed(order.ident, e)
             return
