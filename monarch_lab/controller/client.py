@@ -36,7 +36,9 @@ from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
+from monarch_lab.tensors import payload
 from monarch_lab.transport.frames import HeldInterrupt
+from monarch_lab.transport.lending import SegmentLender
 from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
@@ -60,6 +62,7 @@ class Client:
         self.world = world
         self.settings = settings
         self.segments = SegmentReader()
+        self.lender = SegmentLender(payload.fill)
         self.front: Front | None = None
         self.lock = threading.RLock()
         self.cache = Cache(settings.engine.cache_entries)
@@ -146,6 +149,7 @@ class Client:
             return
         self.state = "closed"
         self._flusher.stop()
+        self.lender.close()
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
@@ -655,6 +659,8 @@ class Client:
                     pending.bell.put(None)
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Returned():
+                self.lender.returned(rank, message.loans, message.dropped)
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
@@ -700,6 +706,7 @@ class Client:
             if process.rank not in self.ending:
                 self._tell_end(process)  # before anyone can raise it
             self._gone[process.rank] = process
+            self.lender.ended(process.rank)
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:

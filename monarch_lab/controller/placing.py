@@ -14,7 +14,6 @@ from monarch_lab.controller.state import recorder
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import describe, intern
-from monarch_lab.transport.segments import SegmentPool
 from monarch_lab.wire import engine as wire
 
 
@@ -26,12 +25,10 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
         # A recording sends its literals again: they travel as messages, which it keeps.
         is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
         frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
-        pool = SegmentPool()
-        frames, segments = pool.put(frames) if is_shared else (frames, [])
-        place = wire.Place(refs, mesh.torch_device, segments, os.getpid())
+        frames, segments, loans = client.lender.put(frames, mesh.ranks_key) if is_shared else (frames, [], [])
+        place = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans)
         client.order(place, mesh.ranks_key, frames, mesh.stream_number)
-        if segments:
-            client.after_all(pool.close)  # who has mapped them keeps the memory
+        client.lender.trim(client.after_all)
         return
     for rank, tensors in values.items():
         frames, _ = payload.dumps(tensors)

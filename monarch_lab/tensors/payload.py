@@ -127,6 +127,13 @@ def dumps(value: Any, *, tensors: bool = True, copy: bool = True) -> tuple[list[
     return frames, pickler.sources
 
 
+def fill(memory: mmap.mmap, frame: bytes | memoryview) -> None:
+    """Copy a writable frame to the beginning of ``memory``, on all cores and without the interpreter's lock."""
+    with _plain():
+        source = torch.frombuffer(frame, dtype=torch.uint8)
+        torch.frombuffer(memory, dtype=torch.uint8, count=len(source)).copy_(source)
+
+
 class _InBand(tuple):
     """The frames of a pickle, in one pickle."""
 

@@ -17,10 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch_lab.errors import DeviceException, ProtocolError
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
-from monarch_lab.transport.segments import SegmentPool, SegmentReader
+from monarch_lab.transport.segments import SegmentPool
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, learning, meeting, recording
+from monarch_lab.worker import backward, calls, learning, mapped, meeting, recording
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
@@ -457,7 +457,7 @@ class Engine:
 
     def place(self, order: wire.Place, frames: Frames) -> None:
         try:
-            given = SegmentReader().open(order.pid, frames, order.segments)
+            given = mapped.open_placed(order, frames)
         except (OSError, ValueError) as e:
             return self.mark(order.refs, describe_error(e))
         for ref, tensor in zip(order.refs, payload.loads(given), strict=True):
