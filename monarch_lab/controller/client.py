@@ -70,6 +70,7 @@ class Client(Listener):
             return
         self.state = "closed"
         self._flusher.stop()
+        self.lender.close()
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 

@@ -19,6 +19,8 @@ from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.supervisor import ProcessInfo
+from monarch_lab.tensors import payload
+from monarch_lab.transport.lending import SegmentLender
 from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
@@ -35,6 +37,7 @@ class Listener(Outgoing):
         self.note = ""
         self.front: Front | None = None
         self.segments = SegmentReader()
+        self.lender = SegmentLender(payload.fill)
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
@@ -63,6 +66,8 @@ class Listener(Outgoing):
                     pending.bell.put(None)
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Returned():
+                self.lender.returned(rank, message.loans, message.dropped)
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
@@ -108,6 +113,7 @@ class Listener(Outgoing):
             if process.rank not in self.ending:
                 self._tell_end(process)  # before anyone can raise it
             self._gone[process.rank] = process
+            self.lender.ended(process.rank)
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:

@@ -99,13 +99,14 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead.
-    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    loans: list[int] = []
     batch: int = 0
 
 
@@ -361,6 +362,13 @@ class Called(Message, frozen=True):
     grads: list[TensorMeta]
 
 
+class Returned(Message, frozen=True):
+    """No mapping of these loans is left here; ``dropped``: but a child of this process may have one."""
+
+    loans: list[int]
+    dropped: list[int] = []
+
+
 class Released(Message, frozen=True):
     """Nothing here can call these handlers any more."""
 
@@ -423,6 +431,7 @@ Report = (
     | LearnFailed
     | Called
     | Released
+    | Returned
     | Fetched
     | FetchFailed
     | SpmdEnded
