@@ -27,6 +27,7 @@ from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
+from monarch_lab.controller.inputs import Inputs
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
@@ -115,6 +116,7 @@ class Client:
         self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self._inputs = Inputs(self._reply, self.label, self.is_gone)
         self.callbacks = Callbacks(self)
         self._waiters: list[Pending] = []
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
@@ -406,7 +408,7 @@ class Client:
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._prompts.serving:
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._is_user_asked():
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
@@ -493,7 +495,7 @@ class Client:
         """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
         self._waiters.append(pending)
         try:
-            if self._prompts:
+            if self._prompts or self._inputs:
                 pending.bell.put(None)
             while not pending.done:
                 left = None if deadline is None else deadline - time.monotonic()
@@ -504,6 +506,8 @@ class Client:
                 interrupts.raise_lost()
                 if self._prompts:
                     self._prompts.serve(self.front or get_default_front())
+                if self._inputs:
+                    self._inputs.serve(self.front or get_default_front())
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt:
@@ -597,9 +601,10 @@ class Client:
         if self._stopped_at == (self.batch, self._last_ident) and not self.code:
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
-        self._prompts.quitting = True
+        self._prompts.quitting = self._inputs.quitting = True
         try:
             self._prompts.leave_all()
+            self._inputs.leave_all()
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
@@ -615,7 +620,7 @@ class Client:
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
-            self._prompts.quitting = False
+            self._prompts.quitting = self._inputs.quitting = False
             self._stopped_at = (self.batch, self._last_ident)
         self._failures.clear()
 
@@ -627,7 +632,7 @@ class Client:
                 continue
         return pending.done
 
-    def _reply(self, rank: int, reply: wire.DebugReply) -> None:
+    def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))
 
     def label(self, rank: int) -> str:
@@ -651,6 +656,10 @@ class Client:
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
+                for pending in self._waiters[-1:]:
+                    pending.bell.put(None)
+            case wire.InputRead():
+                self._inputs.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
             case wire.Called():
@@ -717,8 +726,11 @@ class Client:
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+        for notice in self._watch.look(facts, self._is_user_asked(), now):
             self._tell_notice(notice)
+
+    def _is_user_asked(self) -> bool:
+        return any(p.serving or bool(p) for p in (self._prompts, self._inputs))
 
     def _ask_progress(self) -> None:
         """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
@@ -754,6 +766,7 @@ class Client:
     def _give_up(self, rank: int) -> None:
         self._a_rank_ended.set()
         self._prompts.forget(rank)
+        self._inputs.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
             if not pending.waiting:
@@ -765,7 +778,7 @@ class Client:
     # --- for displays
 
     def is_debugging(self, rank: int) -> bool:
-        return self._prompts.is_waiting(rank)
+        return self._prompts.is_waiting(rank) or self._inputs.is_waiting(rank)
 
     def is_gone(self, rank: int) -> bool:
         return bool(self._lost) or rank in self._gone

@@ -197,15 +197,17 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
     failed_at: float | None = None
     is_freed = False
     while not pending.done:
+        until = time.monotonic() + _LOOK_S
         try:
-            client.wait(pending, time.monotonic() + _LOOK_S)
+            client.wait(pending, until)
         except TimeoutError:
             now = time.monotonic()
         else:
             return
-        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+        is_asked = any(client.is_debugging(rank) for rank in pending.waiting)
+        if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
-            deadline = deadline and max(deadline, now + _LOOK_S)
+            deadline = deadline and deadline + (now - until) + _LOOK_S
             continue
         if deadline is not None and now >= deadline:
             late = sorted(pending.waiting)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from monarch_lab.notebook import debugger
+from monarch_lab.notebook import asking, debugger
 
 if TYPE_CHECKING:
-    from monarch_lab.controller.front import DebugPrompt
+    from monarch_lab.controller.front import DebugPrompt, InputPrompt
 
 # Places of cells that ended are kept for late output; of older cells it goes to the newest.
 KEPT_CELLS = 256
@@ -129,6 +129,21 @@ class Front:
         """See debugger.ask; on the thread that waits for the cell's ops."""
         self.end_lines()
         return debugger.ask(self._shell, prompt)
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        """As ``[0.1] name? ``; on the thread that waits for the cell's ops."""
+        self.end_lines()
+        question = f"[{prompt.label}] {prompt.prompt}"
+        try:
+            return asking.ask(self._shell, question, prompt.alive, password=prompt.hidden)
+        except asking.CannotAskError:
+            raise NotImplementedError(
+                "this front end cannot ask for input (it has no box to type a line into); give the value to the cell "
+                "in a variable"
+            ) from None
+        except asking.WorkerGoneError:
+            print(f"[{prompt.label}] the worker is gone: its prompt ended")
+            return None
 
     def _place(self, cell: int) -> Place:
         return self._places.get(cell, self._newest)

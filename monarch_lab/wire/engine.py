@@ -18,6 +18,7 @@ from enum import IntEnum
 
 import msgspec
 
+from monarch_lab.wire.asking import InputRead, InputReply
 from monarch_lab.wire.supervision import Message
 
 ALL = b"*"
@@ -466,7 +467,7 @@ class FreeSpmd(Message, frozen=True):
     ident: int
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | InputReply | FreeSpmd
 
 
 # --- reports, worker to kernel
@@ -640,5 +641,6 @@ Report = (
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | InputRead
     | Crashed
 )

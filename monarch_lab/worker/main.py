@@ -21,6 +21,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -43,6 +44,7 @@ class Worker:
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
+        self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -75,6 +77,7 @@ class Worker:
         sys.stdout, sys.stderr = self._streams
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
+        self._asking.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
@@ -106,6 +109,8 @@ class Worker:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)
+            case wire.InputReply() as answer:
+                self._asking.reply(answer)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
 
