@@ -658,6 +658,8 @@ class Client:
                 self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
+            case wire.Displayed() | wire.Cleared():
+                (self.front or get_default_front()).show(rank, message)
             case wire.InputRead():
                 self._inputs.add(rank, message)
                 for pending in self._waiters[-1:]:

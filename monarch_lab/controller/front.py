@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import getpass
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from monarch_lab.wire.showing import Cleared, Displayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,9 @@ class Front(Protocol):
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
 
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """A worker displayed something. Called on the I/O thread: must not block."""
+
     def ask_input(self, prompt: InputPrompt) -> str | None:
         """A line for ``input()``; None at the end of input. Raises NotImplementedError, with what is said to the
         code that asks, where nobody can be asked. Called on the thread that waits."""
@@ -54,6 +60,12 @@ class TerminalFront:
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        if isinstance(message, Displayed):
+            data, _ = json.loads(message.bundle)
+            sys.stdout.write(f"rank {rank}: {data.get('text/plain', '')}\n")
+            sys.stdout.flush()
 
     def ask_input(self, prompt: InputPrompt) -> str | None:
         if not sys.stdin or not sys.stdin.isatty():

@@ -30,7 +30,8 @@ GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 @dataclass(frozen=True, slots=True)
 class SpmdCell:
-    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice."""
+    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice.
+    ``code``: what is run, where that is not ``source`` itself."""
 
     source: str
     filename: str
@@ -40,12 +41,14 @@ class SpmdCell:
     out: tuple[str, ...] = ()
     timeout_s: float | None = None
     notebook: Container[str] = ()
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
+    rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             list(mesh.slice_.sizes),
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+            cell.code,
         )
 
     pending = client.request(make, asked)
@@ -119,7 +123,8 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
     _raise_failure(client, state, cell, ended)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
-    return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
+    rich = {rank: m.rich for rank, m in ended.items() if m.rich}
+    return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
 
 
 def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:

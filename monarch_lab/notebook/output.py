@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from monarch_lab.notebook import asking, debugger
+from monarch_lab.notebook.rich import Displays
 
 if TYPE_CHECKING:
     from monarch_lab.controller.front import DebugPrompt, InputPrompt
+    from monarch_lab.wire.showing import Cleared, Displayed
 
 # Places of cells that ended are kept for late output; of older cells it goes to the newest.
 KEPT_CELLS = 256
@@ -80,6 +82,7 @@ class Front:
         self.client = client
         self._places: dict[int, Place] = {}
         self._newest = Place.here(shell)
+        self._displays = Displays(shell)
         self._lines = _Lines()
 
     def for_client(self, client: Any) -> Front:
@@ -98,6 +101,7 @@ class Front:
         """Output of this cell belongs where the main thread prints now."""
         self.move_here()
         self._places[number] = self._newest
+        self._displays.begin(number)
         for old in sorted(self._places)[:-KEPT_CELLS]:
             del self._places[old]
         try:
@@ -129,6 +133,10 @@ class Front:
         """See debugger.ask; on the thread that waits for the cell's ops."""
         self.end_lines()
         return debugger.ask(self._shell, prompt)
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """See rich.py."""
+        self._displays.show(rank, message)
 
     def ask_input(self, prompt: InputPrompt) -> str | None:
         """As ``[0.1] name? ``; on the thread that waits for the cell's ops."""

@@ -6,13 +6,12 @@ Runs on: the main thread.
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import importlib
+import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displayhook import DisplayHook
@@ -25,6 +24,9 @@ from monarch_lab.notebook import tracebacks
 from monarch_lab.notebook.cell import say
 from monarch_lab.notebook.meshes import Meshes, workers
 from monarch_lab.notebook.output import Front
+from monarch_lab.notebook.rich import label, named
+from monarch_lab.notebook.spmd_source import names as names_in
+from monarch_lab.notebook.spmd_source import parsed
 
 if TYPE_CHECKING:
     from monarch_lab.controller import DeviceMesh
@@ -94,7 +96,7 @@ class SpmdMagics(Magics):
         if options.help:
             print(spmd_parser().format_help().rstrip())
             return
-        tree = self._parsed(cell)
+        code, tree = parsed(self.shell, cell)
         mesh = self._meshes.find(options.name)
         ranks = mesh.chosen(_ranks_text(options.ranks, options.dim))
         text = f"%%spmd {line}\n{cell}"
@@ -107,11 +109,12 @@ class SpmdMagics(Magics):
             source,
             filename,
             ranks,
-            _is_quiet(cell),
-            {name: names[name] for name in _names(tree) if _is_mesh_tensor(names.get(name))},
+            _is_quiet(code),
+            {name: names[name] for name in names_in(tree) if _is_mesh_tensor(names.get(name))},
             tuple(name for words in options.out for name in words),
             options.timeout,
             {name for name in names if not name.startswith("_")} - set(self.shell.user_ns_hidden),
+            code if code != source else "",
         )
         started = time.monotonic()
         try:
@@ -119,8 +122,7 @@ class SpmdMagics(Magics):
         finally:
             if not options.quiet:
                 say(_header(mesh, ranks, time.monotonic() - started if options.time else None))
-        if result.shown:
-            display({"text/plain": "\n".join(_folded(result.shown))}, raw=True)
+        show_values(result.shown, result.rich)
         names.update(result.out)
 
     def _run(self, mesh: DeviceMesh, run: Any, work: Any) -> Any:
@@ -138,27 +140,6 @@ class SpmdMagics(Magics):
             if mesh.state != "closed":
                 client.end_cell(number)
 
-    def _parsed(self, cell: str) -> ast.Module:
-        """The cell as Python; what is wrong with it is told before anything runs, at its own line."""
-        try:
-            return compile(f"\n{cell}", "<spmd>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        except SyntaxError:
-            if self._is_python(self.shell.transform_cell(cell)):
-                raise UsageValueError(
-                    "%%spmd: the cell runs on the workers as plain Python, where there are no magics and no '!': put "
-                    "lines that begin with % or ! into a cell of their own, or use subprocess.run"
-                ) from None
-            filename = self.shell.compile.cache(f"\n{cell}", self.shell.execution_count)
-            compile(f"\n{cell}", filename, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            raise
-
-    def _is_python(self, source: str) -> bool:
-        try:
-            compile(source, "<spmd>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        except SyntaxError:
-            return False
-        return True
-
 
 def _ranks_text(ranks: str | None, dims: list[str]) -> str | None:
     if ranks is not None and dims:
@@ -171,21 +152,6 @@ def _ranks_text(ranks: str | None, dims: list[str]) -> str | None:
 
 def _is_quiet(cell: str) -> bool:
     return bool(DisplayHook.semicolon_at_end_of_expression(cell))
-
-
-def _names(tree: ast.AST) -> list[str]:
-    """Every name that the cell reads or assigns."""
-    found: dict[str, None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            found[node.id] = None
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = None
-        elif isinstance(node, ast.Global):
-            found.update(dict.fromkeys(node.names))
-        elif isinstance(node, ast.alias):
-            found[(node.asname or node.name).partition(".")[0]] = None
-    return list(found)
 
 
 def _is_mesh_tensor(value: object) -> bool:
@@ -201,18 +167,22 @@ def _header(mesh: DeviceMesh, ranks: tuple[int, ...], seconds: float | None) -> 
     return " · ".join(parts)
 
 
-def named(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _folded(shown: dict[int, str]) -> Iterator[str]:
-    """A value of the last expression with the ranks that have it."""
-    by_text: dict[str, list[int]] = {}
+def show_values(shown: dict[int, str], rich: dict[int, str]) -> None:
+    """A cell's last expression, under the ranks that have it: texts as one display, then each rich one."""
+    by_value: dict[tuple[str, str], list[int]] = {}
     for rank, text in sorted(shown.items()):
-        by_text.setdefault(text, []).append(rank)
-    for text, ranks in by_text.items():
-        yield f"{named(ranks)}: " + text if "\n" not in text else f"{named(ranks)}:\n{text}"
+        by_value.setdefault((text, rich.get(rank, "")), []).append(rank)
+    lines = []
+    for (text, bundle), ranks in by_value.items():
+        if not bundle:
+            lines.append(f"{named(ranks)}: " + text if "\n" not in text else f"{named(ranks)}:\n{text}")
+    if lines:
+        display({"text/plain": "\n".join(lines)}, raw=True)
+    for (text, bundle), ranks in by_value.items():
+        if bundle:
+            data, metadata = json.loads(bundle)
+            display(json.loads(label(ranks))[0], raw=True)
+            display({"text/plain": text, **data}, metadata=metadata, raw=True)
 
 
 class NameAdvice:

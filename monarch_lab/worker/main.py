@@ -57,7 +57,7 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec)
+        self._spmd = Spmd(self.engine, spec, self._flush)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
@@ -78,6 +78,7 @@ class Worker:
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
         self._asking.install()
+        self._spmd.shell.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
