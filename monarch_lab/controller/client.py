@@ -33,7 +33,7 @@ from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.state import is_process_wide
 from monarch_lab.controller.state import recorder as current_recorder
-from monarch_lab.controller.waiting import Pending
+from monarch_lab.controller.waiting import Pending, unattended
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
@@ -122,6 +122,7 @@ class Client:
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
         asked = settings.controller.operations_per_progress_request
         self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self.late: Callable[[], None] | None = None  # waits for a %%spmd --async cell, and raises what it failed with
         self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
         self._next_look = 0.0
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
@@ -504,9 +505,9 @@ class Client:
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
                 interrupts.raise_lost()
-                if self._prompts:
+                if self._prompts and not unattended.get():
                     self._prompts.serve(self.front or get_default_front())
-                if self._inputs:
+                if self._inputs and not unattended.get():
                     self._inputs.serve(self.front or get_default_front())
                 if pending.calls:
                     self.callbacks.serve(pending)
@@ -529,6 +530,8 @@ class Client:
         Raises the first failure among them (RemoteException), DeviceException where a rank died, and
         KeyboardInterrupt after the workers were told.
         """
+        if self.late is not None:
+            self.late()
         self.settle()
         self.raise_failure()
         self.check_alive()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 @dataclass(frozen=True, slots=True)
 class SpmdCell:
     """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice.
-    ``code``: what is run, where that is not ``source`` itself."""
+    ``code``: what is run, where that is not ``source`` itself. ``number``: of the cell; 0: the one that runs."""
 
     source: str
     filename: str
@@ -42,6 +42,8 @@ class SpmdCell:
     timeout_s: float | None = None
     notebook: Container[str] = ()
     code: str = ""
+    number: int = 0
+    on_sent: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise UsageValueError(
             "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
         )
+    _take_turn(client)
     settle_collectives(client)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
@@ -94,9 +97,10 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
         ident = number
+        cell.on_sent()  # with the lock held: what others send now comes after it
         return wire.RunSpmd(
             number,
-            client.cell,
+            cell.number or client.cell,
             list(cell.ranks),
             0 if state.is_stale else state.group,
             cell.source,
@@ -133,6 +137,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     Raises UsageTypeError for what cannot be sent.
     """
     client = mesh.client
+    _take_turn(client)
     ranks = mesh.ranks_key if ranks is None else ranks
     state = _states.setdefault(client, _State())
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
@@ -150,6 +155,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
 def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     """By rank: variables of ``%%spmd`` cells, tensors on the CPU. Raises RemoteException where one is not there."""
     client = mesh.client
+    _take_turn(client)
     pending = client.request(lambda ident: wire.PullSpmd(ident, names), ranks)
     client.wait(pending)
     return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
@@ -160,6 +166,12 @@ def _is_mesh(value: Any) -> bool:
 
 
 # --- before it runs
+
+
+def _take_turn(client: Any) -> None:
+    """After a cell that was not waited for; raises what it failed with."""
+    if client.late is not None:
+        client.late()
 
 
 def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:

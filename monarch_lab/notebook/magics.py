@@ -24,7 +24,7 @@ from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.progress import StartProgress
-from monarch_lab.notebook.spmd import named
+from monarch_lab.notebook.rich import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
 
 if TYPE_CHECKING:

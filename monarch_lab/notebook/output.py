@@ -138,6 +138,10 @@ class Front:
         """See rich.py."""
         self._displays.show(rank, message)
 
+    def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Display it in this cell, also when it has ended. Any thread."""
+        self._displays.publish(cell, data, metadata)
+
     def ask_input(self, prompt: InputPrompt) -> str | None:
         """As ``[0.1] name? ``; on the thread that waits for the cell's ops."""
         self.end_lines()

@@ -4,7 +4,7 @@
     <the figure>
 
 Each is two displays with ids: when another rank shows the same as its own n-th, only the line changes. Runs on: the
-controller's I/O thread, but for ``begin``.
+controller's I/O thread, but for ``begin`` and ``publish``.
 """
 
 from __future__ import annotations
@@ -103,6 +103,11 @@ class CellDisplays:
             return
         self._publish(label(entry.ranks) if entry.ranks else _NOTHING, f"{entry.id}-ranks", update)
 
+    def publish(self, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """As the cell's own. Any thread."""
+        with self._in_its_cell() as publisher:
+            publisher.publish(data, metadata)
+
     def _publish(self, bundle: str, display_id: str, update: bool = False) -> None:
         data, metadata = json.loads(bundle)
         with self._in_its_cell() as publisher:
@@ -134,6 +139,10 @@ class Displays:
         for old in sorted(self._cells)[:-KEPT_CELLS]:
             del self._cells[old]
 
+    def publish(self, number: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        if number in self._cells:
+            self._cells[number].publish(data, metadata)
+
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         cell = self._cells.get(message.cell) or self._cells[max(self._cells)]
         if isinstance(message, Cleared):
@@ -155,6 +164,25 @@ class Displays:
 def named(ranks: Iterable[int]) -> str:
     ranks = list(ranks)
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def values(shown: dict[int, str], rich: dict[int, str]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(data, metadata) to display for a cell's last expression, by rank: the texts as one, each rich one under the
+    ranks that have it."""
+    by_value: dict[tuple[str, str], list[int]] = {}
+    for rank, text in sorted(shown.items()):
+        by_value.setdefault((text, rich.get(rank, "")), []).append(rank)
+    lines = []
+    for (text, bundle), ranks in by_value.items():
+        if not bundle:
+            lines.append(f"{named(ranks)}: " + text if "\n" not in text else f"{named(ranks)}:\n{text}")
+    if lines:
+        yield {"text/plain": "\n".join(lines)}, {}
+    for (text, bundle), ranks in by_value.items():
+        if bundle:
+            yield json.loads(label(ranks))
+            data, metadata = json.loads(bundle)
+            yield {"text/plain": text, **data}, metadata
 
 
 def label(ranks: list[int]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import json
 import re
 import sys
 import time
@@ -20,11 +19,12 @@ from IPython.display import display
 
 from monarch_lab.arguments import Parser, split
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import tracebacks
+from monarch_lab.notebook import spmd_async, tracebacks
 from monarch_lab.notebook.cell import say
-from monarch_lab.notebook.meshes import Meshes, workers
+from monarch_lab.notebook.meshes import Meshes
 from monarch_lab.notebook.output import Front
-from monarch_lab.notebook.rich import label, named
+from monarch_lab.notebook.rich import values
+from monarch_lab.notebook.spmd_async import header
 from monarch_lab.notebook.spmd_source import names as names_in
 from monarch_lab.notebook.spmd_source import parsed
 
@@ -70,10 +70,19 @@ def spmd_parser() -> Parser:
     parser = Parser("%%spmd", DESCRIPTION)
     add = parser.add_argument
     add("--name", metavar="NAME", help="the mesh to run on; the current one if not given")
-    add("--ranks", "-r", metavar="R", help="where to run, as 3, -1, 0,2-5, ::2, gpu=0; all if not given")
+    add(
+        "--ranks",
+        "-r",
+        "--targets",
+        "-t",
+        metavar="R",
+        help="where to run, as 3, -1, 0,2-5, ::2, gpu=0; all if not given",
+    )
     add("--dim", action="append", default=[], metavar="D=R", help="where to run, by a dim of the mesh: gpu=0")
-    add("--out", "-o", action="append", nargs="+", default=[], metavar="V", help="variables to have as mesh tensors")
-    add("--time", "-t", action="store_true", help="show how long the cell took")
+    add("--out", action="append", nargs="+", default=[], metavar="V", help="variables to have as mesh tensors")
+    add("--async", "--noblock", "-a", dest="no_wait", action="store_true", help="do not wait; gives an AsyncResult")
+    add("-o", dest="handle", metavar="V", help="a variable for the cell's AsyncResult: result(), done(), await")
+    add("--time", action="store_true", help="show how long the cell took")
     add("--timeout", type=seconds, default=None, metavar="S", help="interrupt it after S seconds")
     add("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     return parser
@@ -90,12 +99,12 @@ class SpmdMagics(Magics):
 
     @no_var_expand
     @cell_magic
-    def spmd(self, line: str, cell: str) -> None:
+    def spmd(self, line: str, cell: str) -> Any:
         """Run the cell on each process of the mesh; ``%%spmd --help`` lists the options."""
         options = spmd_parser().read(split(self.shell.var_expand(line, depth=2), "%%spmd"))
         if options.help:
             print(spmd_parser().format_help().rstrip())
-            return
+            return None
         code, tree = parsed(self.shell, cell)
         mesh = self._meshes.find(options.name)
         ranks = mesh.chosen(_ranks_text(options.ranks, options.dim))
@@ -116,14 +125,20 @@ class SpmdMagics(Magics):
             {name for name in names if not name.startswith("_")} - set(self.shell.user_ns_hidden),
             code if code != source else "",
         )
+        if options.no_wait:
+            return spmd_async.run(self.shell, self._front, mesh, work, options)
         started = time.monotonic()
         try:
             result = self._run(mesh, run.run_spmd, work)
         finally:
             if not options.quiet:
-                say(_header(mesh, ranks, time.monotonic() - started if options.time else None))
-        show_values(result.shown, result.rich)
+                say(header(mesh, ranks, time.monotonic() - started if options.time else None))
+        for data, metadata in values(result.shown, result.rich):
+            display(data, metadata=metadata, raw=True)
         names.update(result.out)
+        if options.handle:
+            names[options.handle] = spmd_async.finished(mesh, ranks, result)
+        return None
 
     def _run(self, mesh: DeviceMesh, run: Any, work: Any) -> Any:
         __tracebackhide__ = True
@@ -156,33 +171,6 @@ def _is_quiet(cell: str) -> bool:
 
 def _is_mesh_tensor(value: object) -> bool:
     return bool(getattr(type(value), "is_mesh_tensor", False))
-
-
-def _header(mesh: DeviceMesh, ranks: tuple[int, ...], seconds: float | None) -> str:
-    parts = ["spmd", f'mesh "{mesh.name}"', workers(mesh)]
-    if len(ranks) < len(mesh):
-        parts.append(named(ranks))
-    if seconds is not None:
-        parts.append(f"{seconds:.2f} s")
-    return " · ".join(parts)
-
-
-def show_values(shown: dict[int, str], rich: dict[int, str]) -> None:
-    """A cell's last expression, under the ranks that have it: texts as one display, then each rich one."""
-    by_value: dict[tuple[str, str], list[int]] = {}
-    for rank, text in sorted(shown.items()):
-        by_value.setdefault((text, rich.get(rank, "")), []).append(rank)
-    lines = []
-    for (text, bundle), ranks in by_value.items():
-        if not bundle:
-            lines.append(f"{named(ranks)}: " + text if "\n" not in text else f"{named(ranks)}:\n{text}")
-    if lines:
-        display({"text/plain": "\n".join(lines)}, raw=True)
-    for (text, bundle), ranks in by_value.items():
-        if bundle:
-            data, metadata = json.loads(bundle)
-            display(json.loads(label(ranks))[0], raw=True)
-            display({"text/plain": text, **data}, metadata=metadata, raw=True)
 
 
 class NameAdvice:
