@@ -471,6 +471,18 @@ class Client:
                 pending.give_up(rank)
         return pending
 
+    def ask_aside(self, rank: int, make: Callable[[int], wire.LookUp]) -> Pending:
+        """Ask what a rank answers beside its orders, whatever it runs."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending((rank,), self.batch)
+        self.supervisor.send_control([rank], encode(make(ident)))
+        return pending
+
+    def forget_question(self, pending: Pending) -> None:
+        """Nobody waits for its answer any more."""
+        for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
+            self._pending.pop(ident, None)
+
     # --- cells
 
     def begin_cell(self, name: str) -> int:

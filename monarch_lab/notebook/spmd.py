@@ -107,7 +107,7 @@ class SpmdMagics(Magics):
             return None
         code, tree = parsed(self.shell, cell)
         mesh = self._meshes.find(options.name)
-        ranks = mesh.chosen(_ranks_text(options.ranks, options.dim))
+        ranks = chosen_ranks(mesh, options)
         text = f"%%spmd {line}\n{cell}"
         source = f"\n{cell}"  # lines count from the magic's own
         # The number that tracebacks name the cell by, and its lines.
@@ -154,6 +154,11 @@ class SpmdMagics(Magics):
         finally:
             if mesh.state != "closed":
                 client.end_cell(number)
+
+
+def chosen_ranks(mesh: DeviceMesh, options: argparse.Namespace) -> tuple[int, ...]:
+    """Raises UsageError for a rank or dim that the mesh does not have."""
+    return mesh.chosen(_ranks_text(options.ranks, options.dim))
 
 
 def _ranks_text(ranks: str | None, dims: list[str]) -> str | None:

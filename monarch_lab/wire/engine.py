@@ -19,6 +19,7 @@ from enum import IntEnum
 import msgspec
 
 from monarch_lab.wire.asking import InputRead, InputReply
+from monarch_lab.wire.looking import LookedUp, LookUp
 from monarch_lab.wire.showing import Cleared, Displayed
 from monarch_lab.wire.supervision import Message
 
@@ -469,7 +470,7 @@ class FreeSpmd(Message, frozen=True):
     ident: int
 
 
-Control = Interrupt | DebugReply | InputReply | FreeSpmd
+Control = Interrupt | DebugReply | InputReply | FreeSpmd | LookUp
 
 
 # --- reports, worker to kernel
@@ -646,6 +647,7 @@ Report = (
     | DebugRead
     | DebugEnded
     | InputRead
+    | LookedUp
     | Displayed
     | Cleared
     | Crashed

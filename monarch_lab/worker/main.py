@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, looking, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -91,7 +91,7 @@ class Worker:
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
-        match _controls(header):
+        match message := _controls(header):
             case wire.Interrupt(batch=batch, ident=ident, hard=hard):
                 engine = self.engine
                 engine.ended_batch = max(engine.ended_batch, batch)
@@ -112,6 +112,8 @@ class Worker:
                 self._debugger.reply(reply)
             case wire.InputReply() as answer:
                 self._asking.reply(answer)
+            case wire.LookUp():
+                looking.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
 

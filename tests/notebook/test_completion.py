@@ -31,6 +31,12 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%%spmd[0,1] --ou", ["--out"]),
         ("%%spmd --name ", ["mesh"]),
         ("%mesh pull x --f", ["--from"]),
+        ("%%spmd[", ["0", "1", "all", "gpu=", "host="]),
+        ("%%spmd[0,", ["0", "1", "all", "gpu=", "host="]),
+        ("%%spmd --name mesh -t a", ["all"]),
+        ("%%spmd --dim ", ["gpu=", "host="]),
+        ("%%spmd --ranks gpu=", ["gpu=0", "gpu=1"]),
+        ("%mesh restart --ranks g", ["gpu="]),
     ],
 )
 def test_a_line_is_completed(started: Shell, text: str, expected: list[str]) -> None:

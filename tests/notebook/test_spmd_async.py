@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.kernel import Kernel
 
-ROOT = str(Path(__file__).parents[2])
-SETUP = """
-%load_ext monarch_lab
-%colors nocolor
-%mesh start --cpu
-import os, torch, monarch_lab as ml
-"""
 WAIT = "import os, time\nwhile not os.path.exists(GO): time.sleep(0.01)\n"
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Kernel]:
-    with Kernel(cwd=ROOT) as kernel:
-        yield kernel
-
-
 @pytest.fixture
-def gate(running: Kernel, tmp_path: Path) -> Callable[[], None]:
+def gate(meshed: Kernel, tmp_path: Path) -> Callable[[], None]:
     """Lets what runs ``WAIT`` go on."""
-    if running.run("ml.meshes()['mesh'].check_alive()") != "ok":
-        assert running.run(SETUP) == "ok", running.errors()
-    assert running.run(f"GO = {str(tmp_path / 'go')!r}\n%mesh push GO") == "ok"
+    assert meshed.run(f"GO = {str(tmp_path / 'go')!r}\n%mesh push GO") == "ok"
     return (tmp_path / "go").touch
 
 
 @pytest.fixture
-def kernel(running: Kernel, gate: object) -> Kernel:
-    return running
+def kernel(meshed: Kernel, gate: object) -> Kernel:
+    return meshed
 
 
 def of(kernel: Kernel, cell: str) -> list[str]:

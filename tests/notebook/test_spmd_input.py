@@ -5,33 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.kernel import Kernel
 
-ROOT = str(Path(__file__).parents[2])
-SETUP = """
-%load_ext monarch_lab
-%colors nocolor
-%mesh start --cpu
-import torch, monarch_lab as ml
-"""
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Kernel]:
-    with Kernel(cwd=ROOT) as kernel:
-        yield kernel
-
 
 @pytest.fixture
-def kernel(running: Kernel) -> Kernel:
-    if running.run("ml.meshes()['mesh'].check_alive()") != "ok":
-        assert running.run(SETUP) == "ok", running.errors()
-    return running
+def kernel(meshed: Kernel) -> Kernel:
+    return meshed
 
 
 def shown(kernel: Kernel) -> list[str]:

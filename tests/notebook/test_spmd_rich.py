@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.kernel import Kernel
 
-ROOT = str(Path(__file__).parents[2])
-SETUP = """
-%load_ext monarch_lab
-%colors nocolor
-%mesh start --cpu
-import torch, monarch_lab as ml
-"""
 PAGE = """
 class Page:
     def __init__(self, text): self.text = text
@@ -26,18 +17,10 @@ class Page:
 """
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Kernel]:
-    with Kernel(cwd=ROOT) as kernel:
-        yield kernel
-
-
 @pytest.fixture
-def kernel(running: Kernel) -> Kernel:
-    if running.run("ml.meshes()['mesh'].check_alive()") != "ok":
-        assert running.run(SETUP) == "ok", running.errors()
-        assert running.run(f"%%spmd\n{PAGE}") == "ok", running.errors()
-    return running
+def kernel(meshed: Kernel) -> Kernel:
+    assert meshed.run(f"%%spmd\n{PAGE}") == "ok", meshed.errors()
+    return meshed
 
 
 def ran(kernel: Kernel, body: str, options: str = "-q") -> None:
@@ -174,3 +157,86 @@ def test_the_shell_leaves_the_namespace_and_the_notebooks_names_alone(kernel: Ke
     assert left(kernel) == ["ranks 0, 1: []"]
     ran(kernel, "import __main__, sys\n__main__ is sys.modules['__main__'] and __main__.rank == rank")
     assert left(kernel) == ["ranks 0, 1: True"]
+
+
+NET = """
+class Odd:
+    touched = 0
+    @property
+    def risky(self):
+        Odd.touched += 1
+        dist.barrier()
+    def act(self, times, *, why="no reason"):
+        '''Act some times.'''
+net = torch.nn.Sequential(torch.nn.Linear(3, 2))
+odd = Odd()
+wanted_far = [rank] * 3
+"""
+
+
+def _asked(kernel: Kernel, kind: str, code: str) -> dict[str, Any]:
+    content = {"code": code, "cursor_pos": len(code)} | ({"detail_level": 0} if kind == "inspect_request" else {})
+    ident = kernel.send(kind, content)
+    while (reply := kernel.client.get_shell_msg(timeout=10))["parent_header"]["msg_id"] != ident:
+        pass
+    return dict(reply["content"])
+
+
+def _completed(kernel: Kernel, body: str) -> list[str]:
+    return list(_asked(kernel, "complete_request", f"%%spmd\n{body}")["matches"])
+
+
+def _described(kernel: Kernel, body: str) -> str:
+    return str(_asked(kernel, "inspect_request", f"%%spmd\n{body}")["data"].get("text/plain"))
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_names_of_the_workers_are_completed_and_described_even_while_they_are_busy(
+    kernel: Kernel, is_busy: bool
+) -> None:
+    ran(kernel, NET)
+    assert kernel.run("wanted_here = ml.meshes()['mesh'].replicate(torch.ones(2)); wanted_local = 4") == "ok"
+    if is_busy:
+        ran(kernel, "import time\nwhile True: time.sleep(0.01)", "-q --async -o handle")
+    assert _completed(kernel, "wanted_own = 1\nwanted_") == ["wanted_far", "wanted_here", "wanted_own"]
+    assert _completed(kernel, "odd.a") == ["act"] and "risky" in _completed(kernel, "odd.")
+    assert "all_reduce" in _completed(kernel, "x = dist.all_r")
+    assert _completed(kernel, "net.") and "weight" in _completed(kernel, "net.nowhere if 0 else torch.nn.Linear.")[
+        :0
+    ] + ["weight"]
+    assert "Signature:   act(self, times, *, why='no reason')" in _described(kernel, "odd.act")
+    assert "Act some times." in _described(kernel, "odd.act")
+    assert "String form: [0, 0, 0]" in _described(kernel, "wanted_far")
+    assert _described(kernel, "odd.risky") == "None" and _described(kernel, "wanted_local") == "None"
+    assert "Shape" not in _described(kernel, "net") and "Type:        Sequential" in _described(kernel, "net")
+    # The notebook's own cells complete as they did.
+    assert "wanted_local" in _asked(kernel, "complete_request", "wanted_lo")["matches"]
+    assert _asked(kernel, "inspect_request", "wanted_local")["found"]
+    if is_busy:
+        assert kernel.run("ml.meshes()['mesh'].interrupt()\nhandle.exception().type_name if 0 else 1") == "ok"
+        assert kernel.run("try: handle.result()\nexcept BaseException as e: print(type(e).__name__)") == "ok"
+    ran(kernel, "Odd.touched")
+    assert left(kernel) == ["ranks 0, 1: 0"]
+
+
+def test_a_stopped_worker_does_not_hold_up_completion(kernel: Kernel) -> None:
+    import os
+    import signal
+    import time
+
+    ran(kernel, "import os\nfrozen_name = os.getpid()\nprint(frozen_name)", "-q --ranks 0")
+    pid = int(kernel.text().split()[-1])
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        assert "frozen_name" not in _completed(kernel, "frozen_na")
+        assert time.monotonic() - began < 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert _completed(kernel, "frozen_na") == ["frozen_name"]
+
+
+def test_help_on_a_name_describes_the_workers(kernel: Kernel) -> None:
+    ran(kernel, NET)
+    ran(kernel, "odd.act?")
+    assert "Act some times." in left(kernel)[-1] and left(kernel)[0] == "ranks 0, 1:"
