@@ -161,6 +161,18 @@ def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[
     return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
 
 
+def sync_modules(mesh: Any, path: list[str]) -> dict[int, tuple[list[str], list[str]]]:
+    """By rank: the user's modules that were reloaded, for their files have changed, and what was added to sys.path.
+
+    Raises RemoteException with what a module raises as it is loaded again.
+    """
+    client = mesh.client
+    _take_turn(client)
+    pending = client.request(lambda ident: wire.SyncModules(ident, path), mesh.ranks_key)
+    client.wait(pending)
+    return {rank: opened(client, pending, rank)[0] for rank in mesh.ranks_key}
+
+
 def _is_mesh(value: Any) -> bool:
     return bool(getattr(type(value), "is_mesh_tensor", False))
 

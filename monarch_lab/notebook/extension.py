@@ -17,6 +17,7 @@ from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.cell import CellRunner
 from monarch_lab.notebook.comm import Panel
 from monarch_lab.notebook.completion import MeshMatcher
+from monarch_lab.notebook.elsewhere import advising
 from monarch_lab.notebook.far_names import FarNames, inspecting
 from monarch_lab.notebook.magics import MeshMagics, stopped
 from monarch_lab.notebook.meshes import Meshes
@@ -93,7 +94,7 @@ def _magics(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     matcher = MeshMatcher(meshes, far).matcher
     ip.Completer.custom_matchers.append(matcher)
     try:
-        with inspecting(ip, far):
+        with inspecting(ip, far), advising(ip):
             yield
     finally:
         ip.Completer.custom_matchers.remove(matcher)

@@ -22,6 +22,7 @@ from monarch_lab.wire.asking import InputRead, InputReply
 from monarch_lab.wire.looking import LookedUp, LookUp
 from monarch_lab.wire.showing import Cleared, Displayed
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -379,7 +380,9 @@ class PullSpmd(Message, frozen=True):
     names: list[str]
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -427,6 +430,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook

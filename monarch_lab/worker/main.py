@@ -181,6 +181,8 @@ class Worker:
                 self._spmd.push(order, frames)
             case wire.PullSpmd():
                 self._spmd.pull(order)
+            case wire.SyncModules():
+                self._spmd.sync(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)

@@ -35,6 +35,7 @@ from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.learning import version
 from monarch_lab.worker.spmd_group import SpmdGroup
 from monarch_lab.worker.spmd_shell import SpmdShell
+from monarch_lab.worker.syncing import Modules
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _OURS = {"rank", "local_rank", "world_size", "device", "mesh_coordinates"}
@@ -59,6 +60,7 @@ class Spmd:
         self.in_cell = False  # the user's lines run; a cell that has caught one interrupt hears the next
         self._is_freed = False
         self._files: set[str] = set()
+        self._modules = Modules()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -150,6 +152,16 @@ class Spmd:
             return
         self._engine.report(wire.Fetched(order.ident), frames)
 
+    def sync(self, order: wire.SyncModules) -> None:
+        """Answers with Fetched or FetchFailed."""
+        try:
+            with self._engine.user_code(order.ident):
+                frames, _ = payload.dumps([self._modules.sync(order.path, self.namespace)])
+        except BaseException as e:
+            self._refuse(order.ident, e)
+            return
+        self._engine.report(wire.Fetched(order.ident), frames)
+
     def _users_names(self) -> list[str]:
         """Variables that cells have made."""
         return [
@@ -185,6 +197,7 @@ class Spmd:
                     self._execute(compile(tree, order.filename, "exec", _FLAGS))
             finally:
                 self.shell.end_cell()
+                self._modules.note()
         return None, ""
 
     @contextmanager

@@ -14,7 +14,10 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%mesh ", ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "use"]),
+        (
+            "%mesh ",
+            ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "sync", "use"],
+        ),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
