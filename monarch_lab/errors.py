@@ -41,6 +41,10 @@ class UsageNotImplementedError(UsageError, NotImplementedError):
     pass
 
 
+class StdinNotImplementedError(UsageNotImplementedError):
+    """Code on a worker asked for a line, and the front end has no box to type it into."""
+
+
 class PayloadTooLarge(UsageValueError):
     """More in one message than is carried; nothing was sent."""
 

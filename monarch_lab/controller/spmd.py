@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,8 @@ GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 @dataclass(frozen=True, slots=True)
 class SpmdCell:
-    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice."""
+    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice.
+    ``code``: what is run, where that is not ``source`` itself. ``number``: of the cell; 0: the one that runs."""
 
     source: str
     filename: str
@@ -40,12 +41,16 @@ class SpmdCell:
     out: tuple[str, ...] = ()
     timeout_s: float | None = None
     notebook: Container[str] = ()
+    code: str = ""
+    number: int = 0
+    on_sent: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
+    rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
 
 
 @dataclass(slots=True)
@@ -80,6 +85,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise UsageValueError(
             "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
         )
+    _take_turn(client)
     settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
@@ -91,9 +97,10 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
         ident = number
+        cell.on_sent()  # with the lock held: what others send now comes after it
         return wire.RunSpmd(
             number,
-            client.cell,
+            cell.number or client.cell,
             list(cell.ranks),
             0 if state.is_stale else state.group,
             cell.source,
@@ -103,6 +110,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             list(mesh.slice_.sizes),
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+            cell.code,
         )
 
     pending = client.request(make, asked)
@@ -119,7 +127,8 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
     _raise_failure(client, state, cell, ended)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
-    return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
+    rich = {rank: m.rich for rank, m in ended.items() if m.rich}
+    return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
 
 
 def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:
@@ -128,6 +137,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     Raises UsageTypeError for what cannot be sent.
     """
     client = mesh.client
+    _take_turn(client)
     ranks = mesh.ranks_key if ranks is None else ranks
     state = _states.setdefault(client, _State())
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
@@ -145,9 +155,22 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
 def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     """By rank: variables of ``%%spmd`` cells, tensors on the CPU. Raises RemoteException where one is not there."""
     client = mesh.client
+    _take_turn(client)
     pending = client.request(lambda ident: wire.PullSpmd(ident, names), ranks)
     client.wait(pending)
     return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
+
+
+def sync_modules(mesh: Any, path: list[str]) -> dict[int, tuple[list[str], list[str]]]:
+    """By rank: the user's modules that were reloaded, for their files have changed, and what was added to sys.path.
+
+    Raises RemoteException with what a module raises as it is loaded again.
+    """
+    client = mesh.client
+    _take_turn(client)
+    pending = client.request(lambda ident: wire.SyncModules(ident, path), mesh.ranks_key)
+    client.wait(pending)
+    return {rank: opened(client, pending, rank)[0] for rank in mesh.ranks_key}
 
 
 def _is_mesh(value: Any) -> bool:
@@ -155,6 +178,12 @@ def _is_mesh(value: Any) -> bool:
 
 
 # --- before it runs
+
+
+def _take_turn(client: Any) -> None:
+    """After a cell that was not waited for; raises what it failed with."""
+    if client.late is not None:
+        client.late()
 
 
 def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -197,15 +226,17 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
     failed_at: float | None = None
     is_freed = False
     while not pending.done:
+        until = time.monotonic() + _LOOK_S
         try:
-            client.wait(pending, time.monotonic() + _LOOK_S)
+            client.wait(pending, until)
         except TimeoutError:
             now = time.monotonic()
         else:
             return
-        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+        is_asked = any(client.is_debugging(rank) for rank in pending.waiting)
+        if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
-            deadline = deadline and max(deadline, now + _LOOK_S)
+            deadline = deadline and deadline + (now - until) + _LOOK_S
             continue
         if deadline is not None and now >= deadline:
             late = sorted(pending.waiting)

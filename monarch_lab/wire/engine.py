@@ -9,6 +9,10 @@ The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spm
 
 from __future__ import annotations
 
+from monarch_lab.wire.asking import InputRead as InputRead
+from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.looking import LookedUp as LookedUp
+from monarch_lab.wire.looking import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
@@ -23,12 +27,15 @@ from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
 from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.showing import Cleared as Cleared
+from monarch_lab.wire.showing import Displayed as Displayed
 from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
 from monarch_lab.wire.spmd import PullSpmd as PullSpmd
 from monarch_lab.wire.spmd import PushSpmd as PushSpmd
 from monarch_lab.wire.spmd import RunSpmd as RunSpmd
 from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules as SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -100,7 +107,8 @@ class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
     ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
-    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
@@ -190,7 +198,9 @@ class Vary(Message, frozen=True):
     position: int
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -238,6 +248,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook
@@ -274,7 +285,7 @@ class DebugReply(Message, frozen=True):
     declined: bool = False
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | InputReply | FreeSpmd | LookUp
 
 
 # --- reports, worker to kernel
@@ -439,5 +450,9 @@ Report = (
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | InputRead
+    | LookedUp
+    | Displayed
+    | Cleared
     | Crashed
 )

@@ -20,7 +20,8 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, mapped, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, looking, mapped, randomness
+from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -43,6 +44,7 @@ class Worker:
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
+        self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -55,7 +57,7 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec)
+        self._spmd = Spmd(self.engine, spec, self._flush)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
@@ -77,6 +79,8 @@ class Worker:
         sys.stdout, sys.stderr = self._streams
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
+        self._asking.install()
+        self._spmd.shell.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
@@ -89,7 +93,7 @@ class Worker:
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
-        match _controls(header):
+        match message := _controls(header):
             case wire.Interrupt(batch=batch, ident=ident, hard=hard):
                 engine = self.engine
                 engine.ended_batch = max(engine.ended_batch, batch)
@@ -108,6 +112,10 @@ class Worker:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)
+            case wire.InputReply() as answer:
+                self._asking.reply(answer)
+            case wire.LookUp():
+                looking.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
 
@@ -175,6 +183,8 @@ class Worker:
                 self._spmd.push(order, frames)
             case wire.PullSpmd():
                 self._spmd.pull(order)
+            case wire.SyncModules():
+                self._spmd.sync(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)
