@@ -87,6 +87,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
+    first: set[int] = set()
 
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
@@ -107,7 +108,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
 
     pending = client.request(make, asked)
     try:
-        _wait(client, pending, ident, cell)
+        _wait(client, pending, ident, cell, first)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -117,7 +118,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         client.check_alive()
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
-    _raise_failure(client, state, cell, ended)
+    _raise_failure(client, state, cell, ended, first)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
     return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
 
@@ -191,8 +192,11 @@ def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, .
 # --- while it runs
 
 
-def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
-    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment."""
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, first: set[int]) -> None:
+    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment.
+
+    ``first`` is filled with the ranks that had failed when that was first seen.
+    """
     deadline = None if cell.timeout_s is None else time.monotonic() + cell.timeout_s
     failed_at: float | None = None
     is_freed = False
@@ -203,6 +207,8 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
             now = time.monotonic()
         else:
             return
+        if not first:
+            first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
         if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
             failed_at = None
             deadline = deadline and max(deadline, now + _LOOK_S)
@@ -224,7 +230,9 @@ def _has_failed(pending: Pending) -> bool:
 
 def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
     waited = _waited(pending, cell)
-    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {waited}" if waited else "")
+    return f"%%spmd: {failures.named(late)} had not ended after {cell.timeout_s:g} s" + (
+        f": {waited}" if waited else ""
+    )
 
 
 def _waited(pending: Pending, cell: SpmdCell) -> str:
@@ -264,28 +272,30 @@ def _differ(sequences: dict[int, dict[str, int]]) -> bool:
     return any(len(numbers) > 1 for numbers in by_group.values())
 
 
-def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded]) -> None:
+def _raise_failure(
+    client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], first: set[int]
+) -> None:
     failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
     if not failed:
         return
     client.blame_death(failed.values())
     waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
     causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
+    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in first, item[1].severed, item[0])))
     note = ""
     if len(causes) < len(failed):
         note += f"; {_places(waited, cell)}"
-    named = [ended[rank].missing for rank in causes]
-    missing = next((name for name in named if name in cell.shards or name in cell.notebook), "")
+    names = [ended[rank].missing for rank in causes]
+    missing = next((name for name in names if name in cell.shards or name in cell.notebook), "")
     if missing in cell.shards:
         there = list(cell.shards[missing]._ref.mesh.ranks_key)
-        note += f"; {missing} is a tensor of the notebook on {_ranks(there)} alone"
+        note += f"; {missing} is a tensor of the notebook on {failures.named(there)} alone"
     elif missing:
         note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
     if state.is_stale and len(client.alive) == client.world:
         note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
     error = failures.build(causes, None, cell.filename, note)
-    first = failed[min(causes)]
-    error.line = next((line for name, line, _, _ in first.frames if name == cell.filename), None)
+    error.line = next((frame.line for frame in error.first.frames if frame.filename == cell.filename), None)
     raise error
 
 
@@ -296,15 +306,11 @@ def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell, verb: str = "wai
         frames = [f for f in failure.frames if f[0] == cell.filename]
         place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
         by_place.setdefault(place, []).append(rank)
-    return "; ".join(f"{_ranks(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
+    return "; ".join(f"{failures.named(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
 
 
 def _verb(verb: str, ranks: list[int]) -> str:
     return "were" if verb == "was" and len(ranks) > 1 else verb
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: list[Ref]) -> dict[str, Any]:
@@ -317,7 +323,7 @@ def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: l
             folded: dict[str, list[int]] = {}
             for rank, text in told.items():
                 folded.setdefault(text, []).append(rank)
-            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in folded.items())
+            listed = "; ".join(f"{failures.named(ranks)}: {text}" for text, ranks in folded.items())
             raise UsageValueError(
                 f"--out {name}: a mesh tensor has one shape and dtype on all ranks, and {name} is {listed}; "
                 f"%mesh pull {name} --from all brings each rank's"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import gc
 import inspect
 import multiprocessing
 import os
@@ -107,6 +108,8 @@ class Spmd:
                 names=self._users_names(),
             )
         )
+        if failure is not None:
+            gc.collect()  # frames that failed are often in cycles with their exception, and hold large tensors
 
     def interrupt_children(self) -> None:
         """As Ctrl-C in a terminal, which every process hears: a loader's would have the cell wait until they have
