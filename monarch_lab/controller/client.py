@@ -468,6 +468,13 @@ class Client:
                 pending.give_up(rank)
         return pending
 
+    def ask_aside(self, make: Callable[[int], wire.Look], ranks: Sequence[int]) -> Pending:
+        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending(ranks)
+        self.supervisor.send_control(list(ranks), encode(make(ident)))
+        return pending
+
     # --- cells
 
     def begin_cell(self, name: str) -> int:

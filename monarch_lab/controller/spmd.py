@@ -5,11 +5,14 @@ Runs on: the main thread; the I/O thread fills the Pending.
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.calling import opened
@@ -17,6 +20,7 @@ from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
@@ -25,6 +29,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
+_STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 
@@ -46,6 +51,14 @@ class SpmdCell:
 class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
+
+
+@dataclass(slots=True)
+class _Story:
+    """Of one run. ``first``: the ranks that had failed when that was first seen; ``wrong``: why others were freed."""
+
+    first: set[int] = field(default_factory=set)
+    wrong: str = ""
 
 
 @dataclass(slots=True)
@@ -87,7 +100,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
-    first: set[int] = set()
+    story = _Story()
 
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
@@ -108,7 +121,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
 
     pending = client.request(make, asked)
     try:
-        _wait(client, pending, ident, cell, first)
+        _wait(client, pending, ident, cell, story)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -118,7 +131,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         client.check_alive()
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
-    _raise_failure(client, state, cell, ended, first)
+    _raise_failure(client, state, cell, ended, story)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
     return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
 
@@ -192,14 +205,15 @@ def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, .
 # --- while it runs
 
 
-def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, first: set[int]) -> None:
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Story) -> None:
     """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment.
 
-    ``first`` is filled with the ranks that had failed when that was first seen.
+    Who waits in vain for one that has not failed is freed as well: see stalls.py.
     """
     deadline = None if cell.timeout_s is None else time.monotonic() + cell.timeout_s
     failed_at: float | None = None
     is_freed = False
+    watch = StallWatch(client, time.monotonic())
     while not pending.done:
         try:
             client.wait(pending, time.monotonic() + _LOOK_S)
@@ -207,8 +221,8 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, first: set[
             now = time.monotonic()
         else:
             return
-        if not first:
-            first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
+        if not story.first:
+            story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
         if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
             failed_at = None
             deadline = deadline and max(deadline, now + _LOOK_S)
@@ -217,11 +231,23 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, first: set[
             late = sorted(pending.waiting)
             client.stop_cell()
             raise TimeoutError(_late(late, pending, cell))
+        if not is_freed and not _has_failed(pending):
+            wrong, stuck = watch.look(set(pending.waiting), _begun(client, pending), now)
+            if stuck and not story.wrong:
+                story.wrong = wrong
+                client.supervisor.send_control(sorted(stuck), encode(wire.FreeSpmd(ident)))
         if not is_freed and _has_failed(pending):
             failed_at = failed_at or now
             if now - failed_at >= GRACE_S - _LOOK_S:
                 is_freed = True
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:
+    """How many collectives each group had begun on the ranks that do not run the cell, or not any more."""
+    others = {r: s for r, s in _states[client].sequences.items() if r not in pending.ranks} if client in _states else {}
+    ended = {r: m.sequences for r, (m, _) in list(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    return {**others, **ended}
 
 
 def _has_failed(pending: Pending) -> bool:
@@ -272,16 +298,18 @@ def _differ(sequences: dict[int, dict[str, int]]) -> bool:
     return any(len(numbers) > 1 for numbers in by_group.values())
 
 
-def _raise_failure(
-    client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], first: set[int]
-) -> None:
+def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], story: _Story) -> None:
     failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
     if not failed:
         return
     client.blame_death(failed.values())
     waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
+    if story.wrong:  # what the end of their connections said to them says nothing to the user
+        told = f"{story.wrong}: {_places(waited, cell)}"
+        waited = {rank: replace(f, type_name="RuntimeError", text=told, pickled=_STALLED) for rank, f in waited.items()}
+        failed |= waited
     causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
-    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in first, item[1].severed, item[0])))
+    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in story.first, item[1].severed, item[0])))
     note = ""
     if len(causes) < len(failed):
         note += f"; {_places(waited, cell)}"

@@ -18,6 +18,7 @@ from enum import IntEnum
 
 import msgspec
 
+from monarch_lab.wire.looking import Look, Looked
 from monarch_lab.wire.supervision import Message
 
 ALL = b"*"
@@ -480,7 +481,7 @@ class FreeSpmd(Message, frozen=True):
     ident: int
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | FreeSpmd | Look
 
 
 # --- reports, worker to kernel
@@ -655,4 +656,5 @@ Report = (
     | DebugRead
     | DebugEnded
     | Crashed
+    | Looked
 )

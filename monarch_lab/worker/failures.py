@@ -8,6 +8,7 @@ import pickle
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 from monarch_lab.errors import DeviceException
@@ -111,10 +112,8 @@ def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
 def _frames(error: BaseException, skip_ours: bool) -> list[tuple[str, int, str, str]]:
     frames = []
     for frame, line in traceback.walk_tb(error.__traceback__):
-        name = frame.f_code.co_filename
-        if name == _GENERATED or (skip_ours and name.startswith(_OURS)):
-            continue
-        frames.append((name, line, frame.f_code.co_qualname, _line_of(name, line, frame.f_globals)))
+        if not (is_ours(frame) if skip_ours else frame.f_code.co_filename == _GENERATED):
+            frames.append(told_frame(frame, line))
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         # It was raised by the compiler: the line it speaks of is no frame's.
         source = (error.text or _line_of(error.filename, error.lineno, None)).strip()
@@ -123,6 +122,18 @@ def _frames(error: BaseException, skip_ours: bool) -> list[tuple[str, int, str, 
     if left_out > 0:  # of a recursion without end
         frames[_FIRST_FRAMES:-_LAST_FRAMES] = [("", 0, "", f"[{left_out} frames left out]")]
     return frames
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether its lines would hide the user's."""
+    name = frame.f_code.co_filename
+    return name == _GENERATED or name.startswith(_OURS)
+
+
+def told_frame(frame: FrameType, line: int) -> tuple[str, int, str, str]:
+    """(file, line, function, source line)"""
+    name = frame.f_code.co_filename
+    return name, line, frame.f_code.co_qualname, _line_of(name, line, frame.f_globals)
 
 
 def _line_of(filename: str, line: int, names: dict[str, Any] | None) -> str:
