@@ -29,6 +29,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
+_CONNECTION_ENDED = {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError"}
 _STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
@@ -55,9 +56,11 @@ class SpmdResult:
 
 @dataclass(slots=True)
 class _Story:
-    """Of one run. ``first``: the ranks that had failed when that was first seen; ``wrong``: why others were freed."""
+    """Of one run. ``first``: the ranks that had failed when that was first seen; ``freed``: those whose wait was ended;
+    ``wrong``: why, where no failure was."""
 
     first: set[int] = field(default_factory=set)
+    freed: set[int] = field(default_factory=set)
     wrong: str = ""
 
 
@@ -234,12 +237,13 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
         if not is_freed and not _has_failed(pending):
             wrong, stuck = watch.look(set(pending.waiting), _begun(client, pending), now)
             if stuck and not story.wrong:
-                story.wrong = wrong
+                story.wrong, story.freed = wrong, stuck
                 client.supervisor.send_control(sorted(stuck), encode(wire.FreeSpmd(ident)))
         if not is_freed and _has_failed(pending):
             failed_at = failed_at or now
             if now - failed_at >= GRACE_S - _LOOK_S:
                 is_freed = True
+                story.freed = story.freed | pending.waiting
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
 
 
@@ -303,7 +307,10 @@ def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, 
     if not failed:
         return
     client.blame_death(failed.values())
-    waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
+    # One of them may have lost its connection to another before it was told itself.
+    waited = {
+        r: f for r, f in failed.items() if ended[r].freed or (r in story.freed and f.type_name in _CONNECTION_ENDED)
+    }
     if story.wrong:  # what the end of their connections said to them says nothing to the user
         told = f"{story.wrong}: {_places(waited, cell)}"
         waited = {rank: replace(f, type_name="RuntimeError", text=told, pickled=_STALLED) for rank, f in waited.items()}
