@@ -19,11 +19,13 @@ from monarch_lab.tensors import payload
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
+from monarch_lab.worker.looking import look
 from monarch_lab.worker.output import CellStream, Flusher
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
@@ -118,6 +120,8 @@ class Worker:
                 lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
+            case Look() as order:
+                self._link.send(encode(look(order, self.engine.cells, self._spmd)))
 
     def run(self) -> None:
         while not self._exiting:
