@@ -24,6 +24,9 @@ from monarch_lab.worker.output_cap import CellCap
 FDS = {"stdout": 1, "stderr": 2}
 INTERVAL_S = 0.1
 _MAX_PENDING = 65_536
+# So many lines of a cell are in exact order with what was written to the descriptors.
+_EXACT_LINES = 1_000
+_LOOK_S = 0.001
 # Caps of cells that may still print: a stream or a thread goes on with an earlier one.
 _KEPT_CAPS = 8
 # Versions of a line that the next one replaces within the same tick: nobody would see them.
@@ -48,7 +51,9 @@ class Recorder:
         self._caps: dict[int, CellCap] = {}
         self._runs: list[tuple[int, str, list[str]]] = []  # cell, stream, pieces
         self._size = 0
-        self._sent_at = 0.0
+        self._sent_at = self._looked_at = 0.0
+        self._looked_in, self._looks = -1, 0
+        self._is_at_begin = True
         self._shows_begun = False
         self._is_forked = False
         # Guards all of it. Again by the same thread: a destructor may print while text is taken in.
@@ -68,12 +73,30 @@ class Recorder:
             _write_all(FDS[stream], text)
             return
         with self._lock:
-            if text != "\n":  # print's second write: nothing comes between it and the first
-                self._take_logs()
-            self._add(self._cell(), stream, text)
-            is_due = text.endswith("\n") and time.monotonic() - self._sent_at > INTERVAL_S
-            if self._size > _MAX_PENDING or is_due:
-                self._send()
+            cell = self._cell()
+            if self._is_at_begin and text != "\n":
+                self._look(cell)
+            self._add(cell, stream, text)
+            if text[-1] == "\n":
+                self._is_at_begin = True
+                if self._size > _MAX_PENDING or time.monotonic() - self._sent_at > INTERVAL_S:
+                    self._send()
+            else:
+                self._is_at_begin = False
+                if self._size > 2 * _MAX_PENDING:
+                    self._send()
+
+    def _look(self, cell: int) -> None:
+        """What the descriptors wrote before this line stands before it. A look costs more than a print does: of a cell
+        that prints without end, only one a millisecond."""
+        if cell != self._looked_in:
+            self._looked_in, self._looks = cell, _EXACT_LINES
+        if self._looks > 0:
+            self._looks -= 1
+        elif time.monotonic() - self._looked_at < _LOOK_S:
+            return
+        self._take_logs()
+        self._looked_at = time.monotonic()
 
     def show_begun(self) -> None:
         """The writer flushed: the next tick sends the unfinished line too."""
