@@ -31,6 +31,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
             recording.py      its replay
 coalesce.py   a block sent as one batch
+debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 """
 
 from __future__ import annotations

@@ -23,8 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures, interrupts
+from monarch_lab.controller.breakpoints import Breakpoints
 from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
+from monarch_lab.controller.debug_console import with_names
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import Front, get_default_front
 from monarch_lab.controller.locations import Location, here
@@ -114,7 +116,12 @@ class Client:
         # Sent before, for processes that come later.
         self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
         self._failures = failures.Log()
-        self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self.dims: dict[str, int] = {"rank": world}  # of the whole mesh
+        self.stream_names: dict[int, str] = {}
+        self.prompts = self._prompts = Prompts(
+            self._reply, self.label, self.is_gone, lambda n: self.stream_names.get(n, str(n)), lambda: self.dims
+        )
+        self.breakpoints = Breakpoints(lambda ranks, order: self.supervisor.send_control(ranks, encode(order)))
         self.callbacks = Callbacks(self)
         self._waiters: list[Pending] = []
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
@@ -200,6 +207,7 @@ class Client:
                 self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
+            self.breakpoints.send(ranks)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
                 self._gone.pop(rank, None)
@@ -435,6 +443,13 @@ class Client:
                 self._send_definitions()
                 self._send(to, self._routed(message, stream, to), frames)
 
+    def ask_aside(self, make: Callable[[int], Any], ranks: Sequence[int]) -> Pending:
+        """As request, for what a worker hears and answers while an op runs there (wire.Control). Any thread."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending(r for r in ranks if not self.is_gone(r))
+        self.supervisor.send_control(sorted(pending.ranks), encode(make(ident)))
+        return pending
+
     def after_all(self, fn: Callable[[], None]) -> None:
         """Call ``fn`` once every rank has done what was sent so far, or one of them is gone. On the I/O thread."""
         with self.lock, HeldInterrupt():
@@ -504,6 +519,7 @@ class Client:
                 interrupts.raise_lost()
                 if self._prompts:
                     self._prompts.serve(self.front or get_default_front())
+                self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt:
@@ -594,7 +610,7 @@ class Client:
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
         where they do not come to an end they are dropped, each rank where it is.
         """
-        if self._stopped_at == (self.batch, self._last_ident) and not self.code:
+        if self._stopped_at == (self.batch, self._last_ident) and not self.code and not len(self._prompts):
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
         self._prompts.quitting = True
@@ -630,6 +646,13 @@ class Client:
     def _reply(self, rank: int, reply: wire.DebugReply) -> None:
         self.supervisor.send_control([rank], encode(reply))
 
+    def learn_names(self, mesh: DeviceMesh) -> None:
+        """Of the whole mesh and of streams, for debuggers."""
+        if mesh.stream is not None:
+            self.stream_names[mesh.stream_number] = mesh.stream.name
+        elif len(mesh.ranks_key) == self.world and "rank" in self.dims:
+            self.dims = mesh.sizes
+
     def label(self, rank: int) -> str:
         process = self.supervisor.processes.get(rank) if self._supervisor else None
         return process.label if process is not None else str(rank)
@@ -651,16 +674,18 @@ class Client:
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
-                for pending in self._waiters[-1:]:
-                    pending.bell.put(None)
+                self._ring()
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
+                self._prompts.end(rank, message.session)
+                self._ring()
                 if message.text.strip():
                     front = self.front or get_default_front()
-                    front.output(self.cell, rank, self.label(rank), "stdout", message.text)
+                    text = with_names(message.text, front.place)
+                    front.output(self.cell, rank, self.label(rank), "stdout", text)
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
                 failure = wire.Failure("InternalError", message.text, [], rank=rank)
@@ -676,6 +701,11 @@ class Client:
                     self.progress.note_answer(rank, message.ident, asked)
                     if asked.done:
                         self._pending.pop(message.ident, None)
+
+    def _ring(self) -> None:
+        """A debugger has news for who waits."""
+        for pending in self._waiters[-1:]:
+            pending.bell.put(None)
 
     def _mapped(self, rank: int, message: wire.Fetched, frames: list[Any]) -> tuple[wire.Report, list[Any]]:
         try:
@@ -717,7 +747,7 @@ class Client:
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+        for notice in self._watch.look(facts, len(self._prompts) > 0, now):
             self._tell_notice(notice)
 
     def _ask_progress(self) -> None:

@@ -16,7 +16,7 @@ class DebugPrompt:
     label: str
     text: str
     prompt: str
-    alive: Callable[[], bool]  # False once its worker is gone: stop asking
+    alive: Callable[[], bool]  # False once its worker is gone or was answered from elsewhere: stop asking
 
 
 class Front(Protocol):
@@ -25,6 +25,12 @@ class Front(Protocol):
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
+
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own. Called on the thread that waits."""
+
+    def place(self, file: str) -> str:
+        """A file as the user knows it: a notebook's cell by its number. Any thread."""
 
 
 class TerminalFront:
@@ -38,6 +44,12 @@ class TerminalFront:
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None
+
+    def tell(self, text: str) -> None:
+        print(text, flush=True)
+
+    def place(self, file: str) -> str:
+        return file
 
 
 _default: Front = TerminalFront()

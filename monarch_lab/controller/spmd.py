@@ -18,7 +18,7 @@ from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import intern
 from monarch_lab.wire import engine as wire
@@ -40,6 +40,7 @@ class SpmdCell:
     out: tuple[str, ...] = ()
     timeout_s: float | None = None
     notebook: Container[str] = ()
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +104,15 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             list(mesh.slice_.sizes),
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+            cell.debug,
         )
 
     pending = client.request(make, asked)
     try:
         _wait(client, pending, ident, cell)
+    except DetachedError:
+        pending.add_callback(lambda: _tell_late(client, pending, cell))
+        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -203,7 +208,7 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
             now = time.monotonic()
         else:
             return
-        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+        if len(client.prompts):  # the user thinks
             failed_at = None
             deadline = deadline and max(deadline, now + _LOOK_S)
             continue
@@ -216,6 +221,22 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
             if now - failed_at >= GRACE_S - _LOOK_S:
                 is_freed = True
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _tell_late(client: Any, pending: Pending, cell: SpmdCell) -> None:
+    """How a cell ended that was left in a debugger. Runs on: the I/O thread."""
+    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    front = client.front
+    for rank, message in ended.items():
+        if message.failure is not None:
+            error = f"{message.failure.type_name}: {message.failure.text}"
+            text = f"the %%spmd cell that was left in the debugger failed: {error}"
+        elif message.shown is not None:
+            text = message.shown
+        else:
+            continue
+        if front is not None:
+            front.output(client.cell, rank, client.label(rank), "stdout", f"{text}\n")
 
 
 def _has_failed(pending: Pending) -> bool:

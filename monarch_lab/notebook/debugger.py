@@ -47,11 +47,13 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
 def _with_cell_names(shell: Any, line: str) -> str:
     """``> In[3](4)f()``, where pdb prints a kernel's file name of that cell."""
 
-    def name(match: re.Match[str]) -> str:
-        known = shell.compile.format_code_name(match["file"])
-        return known[1] if known else match["file"]
+    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", lambda match: cell_name(shell, match["file"]), line)
 
-    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", name, line)
+
+def cell_name(shell: Any, file: str) -> str:
+    """``In[3]`` for the file name that the kernel gives a cell."""
+    known = shell.compile.format_code_name(file)
+    return known[1] if known else file
 
 
 def _ask_builtin(question: str) -> str | None:

@@ -130,6 +130,15 @@ class Front:
         self.end_lines()
         return debugger.ask(self._shell, prompt)
 
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own; on the thread that waits."""
+        self.end_lines()
+        print(text, flush=True)
+
+    def place(self, file: str) -> str:
+        """In[3] for a cell's file."""
+        return debugger.cell_name(self._shell, file)
+
     def _place(self, cell: int) -> Place:
         return self._places.get(cell, self._newest)
 

@@ -20,7 +20,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from monarch_lab.arguments import Parser, split
-from monarch_lab.errors import UsageValueError
+from monarch_lab.errors import DetachedError, UsageValueError
 from monarch_lab.notebook import tracebacks
 from monarch_lab.notebook.cell import say
 from monarch_lab.notebook.meshes import Meshes, workers
@@ -73,6 +73,7 @@ def spmd_parser() -> Parser:
     add("--out", "-o", action="append", nargs="+", default=[], metavar="V", help="variables to have as mesh tensors")
     add("--time", "-t", action="store_true", help="show how long the cell took")
     add("--timeout", type=seconds, default=None, metavar="S", help="interrupt it after S seconds")
+    add("--debug", "-d", action="store_true", help="stop at its first line, and where an error leaves it")
     add("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     return parser
 
@@ -112,10 +113,14 @@ class SpmdMagics(Magics):
             tuple(name for words in options.out for name in words),
             options.timeout,
             {name for name in names if not name.startswith("_")} - set(self.shell.user_ns_hidden),
+            options.debug,
         )
         started = time.monotonic()
         try:
             result = self._run(mesh, run.run_spmd, work)
+        except DetachedError as left:
+            print(f"{left}; what this cell shows comes when it goes on.")
+            return
         finally:
             if not options.quiet:
                 say(_header(mesh, ranks, time.monotonic() - started if options.time else None))

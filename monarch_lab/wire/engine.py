@@ -18,6 +18,16 @@ from enum import IntEnum
 
 import msgspec
 
+from monarch_lab.wire.debugging import (
+    DebugBreakIn,
+    DebugBreakpoints,
+    DebugEnded,
+    DebugListen,
+    DebugPostMortem,
+    DebugRead,
+    DebugReply,
+    DebugTold,
+)
 from monarch_lab.wire.supervision import Message
 
 ALL = b"*"
@@ -342,7 +352,7 @@ class RunSpmd(Message, frozen=True):
 
     ``source`` has the lines of the notebook's cell, the magic's own left blank. ``names`` and ``sizes``: the mesh's
     dims. ``shards``: (name, ref) of the notebook's tensors in it. ``out``: variables, and the refs to keep them under.
-    ``group`` 0: the default group is left as it is.
+    ``group`` 0: the default group is left as it is. ``debug``: stop at its first line, and after an error.
     """
 
     ident: int
@@ -356,6 +366,7 @@ class RunSpmd(Message, frozen=True):
     sizes: list[int]
     shards: list[tuple[str, int]]
     out: list[tuple[str, int]]
+    debug: bool = False
 
 
 class PushSpmd(Message, frozen=True):
@@ -450,15 +461,6 @@ class Interrupt(Message, frozen=True):
     hard: bool
 
 
-class DebugReply(Message, frozen=True):
-    """A line for the debugger; None ends its input. ``declined``: nobody can answer, go on without it."""
-
-    session: int
-    number: int
-    line: str | None
-    declined: bool = False
-
-
 class FreeSpmd(Message, frozen=True):
     """A rank of this ``%%spmd`` cell has failed: end the wait of the others in a collective. Their group is of no use
     after it; the next cell has a new one."""
@@ -466,7 +468,7 @@ class FreeSpmd(Message, frozen=True):
     ident: int
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | FreeSpmd | DebugBreakIn | DebugPostMortem | DebugBreakpoints | DebugListen
 
 
 # --- reports, worker to kernel
@@ -605,20 +607,6 @@ class DeviceMemory(Message, frozen=True):
     reserved_bytes: int
 
 
-class DebugRead(Message, frozen=True):
-    """A debugger waits for a line. Answered by DebugReply with the same numbers."""
-
-    session: int
-    number: int
-    text: str
-    prompt: str
-
-
-class DebugEnded(Message, frozen=True):
-    session: int
-    text: str
-
-
 class Crashed(Message, frozen=True):
     """The worker's own loop met a bug of ours, drops the order, and goes on."""
 
@@ -640,5 +628,6 @@ Report = (
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | DebugTold
     | Crashed
 )

@@ -20,7 +20,7 @@ from monarch_lab.tensors.meta import describe, is_leaf
 from monarch_lab.transport.segments import SegmentPool, SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, learning, meeting, recording
+from monarch_lab.worker import backward, calls, learning, meeting, recording, user_code
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import Cells, DependentOnError, Failed, PredictionError
@@ -400,8 +400,10 @@ class Engine:
         try:
             with self.randomness.private():
                 self.in_user_code = True
+                user_code.begins()
                 yield
         finally:
+            user_code.ends()
             self.in_user_code = False
             self.restore_ambient()
 

@@ -6,7 +6,7 @@ import linecache
 import os
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "<monarch_lab call>"
 _SEVERED = "monarch_lab_severed"
 own_rank = -1  # set once by the worker
+on_described: Callable[[BaseException], None] = lambda error: None  # noqa: E731  set once, by the debugger
 _MAX_PICKLED_BYTES = 1 << 20
 _MAX_TEXT = 20_000
 
@@ -90,6 +91,7 @@ def severed_when_it_fails() -> Iterator[None]:
 
 def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
     """The exception with its frames, ours left out (they would hide the user's)."""
+    on_described(error)
     frames = []
     for frame, line in traceback.walk_tb(error.__traceback__):
         name = frame.f_code.co_filename

@@ -26,7 +26,7 @@ from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
-from monarch_lab.worker.streams import Streams
+from monarch_lab.worker.streams import Streams, number_here
 
 _orders = Decoder(wire.Order)
 _controls = Decoder(wire.Control)
@@ -42,7 +42,9 @@ class Worker:
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
         self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
         self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
-        self._debugger = Debugger(self.report, self._flush)
+        self._debugger = Debugger(
+            self.report, self._flush, lambda: self.engine.in_user_code, number_here, lambda: self.engine.cell
+        )
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -55,7 +57,7 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec)
+        self._spmd = Spmd(self.engine, spec, self._debugger)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
@@ -80,6 +82,8 @@ class Worker:
 
     def _on_sigint(self, number: int, frame: Any) -> None:
         engine = self.engine
+        if self._debugger.is_asking:  # it is told to leave, and pdb would swallow this
+            return
         hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
         if (engine.interruptible and (engine.in_user_code or hard)) or (hard and self._spmd.in_cell):
             engine.interruptible = engine.in_user_code = False
@@ -100,14 +104,15 @@ class Worker:
                     other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
+                self._debugger.leave_all()
                 self._spmd.interrupt_children()
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            case wire.DebugReply() as reply:
-                self._debugger.reply(reply)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
+            case debugging:
+                self._debugger.control(debugging)
 
     def run(self) -> None:
         while not self._exiting:

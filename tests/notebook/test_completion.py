@@ -14,7 +14,11 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%mesh ", ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "use"]),
+        (
+            "%mesh ",
+            ["break", "debug", "debugpy", "interrupt", "kill", "list", "logs", "pm"]
+            + ["pull", "push", "restart", "start", "status", "stop", "use"],
+        ),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
@@ -25,7 +29,7 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%%mesh --", ["--async", "--coalesce", "--help", "--name", "--quiet", "--stream", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),
-        ("%%spmd --", ["--dim", "--help", "--name", "--out", "--quiet", "--ranks", "--time", "--timeout"]),
+        ("%%spmd --", ["--debug", "--dim", "--help", "--name", "--out", "--quiet", "--ranks", "--time", "--timeout"]),
         ("%%spmd --time --ti", ["--timeout"]),
         ("%%spmd[0,1] --ou", ["--out"]),
         ("%%spmd --name ", ["mesh"]),
