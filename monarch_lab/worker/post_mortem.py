@@ -29,7 +29,9 @@ class LastFailure:
         self.text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         self.cell = max(cell, 1)
         self.trace = None
-        if trace is None:
+        if isinstance(error, KeyboardInterrupt):  # a loader's processes, say, end when its iterator goes
+            self.text += "interrupted: nothing is kept of its frames"
+        elif trace is None:
             self.text += ": raised by an op of torch, which has no Python frames on the worker"
         elif (size := _tensor_bytes(trace)) > MAX_KEPT_BYTES:
             self.text += (

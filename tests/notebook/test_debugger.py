@@ -49,6 +49,16 @@ def spins(t):
         time.sleep(0.01)
     return t
 
+@ml.remote(propagate=lambda t: t.clone())
+def inner(t):
+    here = t * 2
+    breakpoint()
+    return here
+
+@ml.compile
+def step(t):
+    return inner(t + 1) + 1
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -90,8 +100,9 @@ class Typed:
         if self._kernel is not None and self._gathered:
             if f"ranks {self._gathered} at " not in self._kernel.text():
                 return "ranks"
+            first = self._gathered[0] + ("/copy" if "/" in self._gathered else "")
             self._gathered = ""
-            return "rank 0"
+            return f"rank {first}"
         self.asked.append(prompt)
         return self.lines.pop(0) if self.lines else "q"
 
@@ -221,8 +232,19 @@ def test_the_backward_of_a_function_of_the_users_stops_too(kernel: Kernel) -> No
     assert kernel.run("%mesh push Doubled") == "ok"
     cell = "%%spmd -q\nx = torch.ones(2, requires_grad=True)\nDoubled.apply(x).sum().backward()\nx.grad"
     assert kernel.run(cell, answer=Typed("p gradient", "c all", gathered="0-3", kernel=kernel)) == "ok", kernel.errors()
-    assert "stopped at In[1]:48 in backward: return gradient" in kernel.text()
+    assert "stopped at In[1]:58 in backward: return gradient" in kernel.text()
     assert "tensor([2., 2.])" in kernel.displays()[0]["text/plain"]
+
+
+def test_a_recorded_function_and_a_stream_stop_as_any_other(kernel: Kernel) -> None:
+    for seen in ("p here", "cast all p here"):  # recorded, then replayed
+        typed = Typed(seen, "c all", gathered="0-3", kernel=kernel)
+        assert kernel.run("%%mesh -q\ny = step(one)", answer=typed) == "ok", kernel.errors()
+        assert "[0.0] tensor([4., 4.])" in kernel.text() and "in inner: return here" in kernel.text()
+    assert "[0.3] tensor([4., 4.])" in kernel.text()
+    typed = Typed("p here", "c all", gathered="0/copy, 1/copy, 2/copy, 3/copy", kernel=kernel)
+    assert kernel.run("%%mesh -q --stream copy\nz = inner(torch.ones(2))", answer=typed) == "ok", kernel.errors()
+    assert "[0.0/copy] tensor([2., 2.])" in kernel.text()
 
 
 def test_without_an_input_box_the_stack_is_printed_and_it_goes_on(kernel: Kernel) -> None:
