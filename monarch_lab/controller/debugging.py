@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageRuntimeError
 from monarch_lab.wire.debugging import DebugBreakIn, DebugListen, DebugPostMortem, DebugTold
@@ -76,6 +77,7 @@ def listen(mesh: Any, ranks: str) -> dict[int, int]:
 
 def ask_until_they_go_on(client: Any) -> None:
     """Until no session is attached: each went on, was left, or all were detached."""
+    (client.front or get_default_front()).move_here()
     while client.prompts.is_attached:
         try:
             client.wait(Pending([-1]), time.monotonic() + _LOOK_S)

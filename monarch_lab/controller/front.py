@@ -29,6 +29,9 @@ class Front(Protocol):
     def tell(self, text: str) -> None:
         """Lines of the debugger that are no rank's own. Called on the thread that waits."""
 
+    def move_here(self) -> None:
+        """What no cell of the mesh caused is shown where the calling thread prints now."""
+
     def place(self, file: str) -> str:
         """A file as the user knows it: a notebook's cell by its number. Any thread."""
 
@@ -47,6 +50,9 @@ class TerminalFront:
 
     def tell(self, text: str) -> None:
         print(text, flush=True)
+
+    def move_here(self) -> None:
+        pass
 
     def place(self, file: str) -> str:
         return file

@@ -76,12 +76,12 @@ class Listener(Outgoing):
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
-                self._prompts.end(rank, message.session)
+                ended = self._prompts.end(rank, message.session)
                 self._ring()
                 if message.text.strip():
                     front = self.front or get_default_front()
                     text = with_names(message.text, front.place)
-                    front.output(self.cell, rank, self.label(rank), "stdout", text)
+                    front.output(self.cell, rank, ended.label if ended else self.label(rank), "stdout", text)
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
                 failure = wire.Failure("InternalError", message.text, [], rank=rank)

@@ -67,9 +67,9 @@ class Prompts:
             self._sessions.read(rank, read)
         self._came.set()
 
-    def end(self, rank: int, session: int) -> None:
+    def end(self, rank: int, session: int) -> Session | None:
         with self._lock:
-            self._sessions.end(rank, session)
+            return self._sessions.end(rank, session)
 
     def forget(self, rank: int) -> None:
         """Its process is gone: nobody waits for a line any more."""

@@ -173,6 +173,7 @@ def test_a_post_mortem_goes_two_frames_up(kernel: Kernel) -> None:
     text = kernel.text()
     assert 'rank 2/pm stopped at In[1]:16 in deeper: raise ValueError("deep") (after ValueError: deep)' in text
     assert "[0.2/pm] 0\n" in text and "> In[1](22)fails()" in text and "[0.2/pm] 7\n" in text
+    assert kernel.run("%mesh pm", allow_stdin=False) == "ok" and "[0.0/pm]   In[1](22)fails()" in kernel.text()
     assert kernel.run("%mesh pm --forget") == "ok"
     assert kernel.run("%mesh pm") == "error" and "no failure is kept" in error(kernel)
     assert kernel.run("%%mesh -q\nw = one.nonzero_static(size=1) @ one") == "error"
