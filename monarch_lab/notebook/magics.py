@@ -19,12 +19,12 @@ from IPython.display import display
 
 from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import debugging, sending, status, tracebacks
+from monarch_lab.notebook import debugging, sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.progress import StartProgress
-from monarch_lab.notebook.spmd import named
+from monarch_lab.notebook.rich import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
 
 if TYPE_CHECKING:
@@ -273,6 +273,9 @@ class MeshMagics(Magics):
     def debugpy(self, arguments: Arguments) -> None:
         debugging.debugpy(self._meshes.find(arguments.name), arguments)
 
+    def sync(self, arguments: Arguments) -> None:
+        syncing.sync(self._meshes.find(arguments.mesh), arguments)
+
     def kill(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
         if arguments.ranks is None:
@@ -336,6 +339,7 @@ SUB_COMMANDS: dict[str, SubCommand] = {
             "break", "Set, list and clear breakpoints of the workers.", MeshMagics.set_break, debugging.break_arguments
         ),
         SubCommand("debugpy", "Open a port for VS Code's debugger.", MeshMagics.debugpy, debugging.debugpy_arguments),
+        SubCommand("sync", "Reload changed modules on the workers.", MeshMagics.sync, syncing.sync_arguments),
         SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }

@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from monarch_lab.notebook import debugger
+from monarch_lab.notebook import asking, debugger
+from monarch_lab.notebook.rich import Displays
 
 if TYPE_CHECKING:
-    from monarch_lab.controller.front import DebugPrompt
+    from monarch_lab.controller.front import DebugPrompt, InputPrompt
+    from monarch_lab.wire.showing import Cleared, Displayed
 
 # Places of cells that ended are kept for late output; of older cells it goes to the newest.
 KEPT_CELLS = 256
@@ -80,6 +82,7 @@ class Front:
         self.client = client
         self._places: dict[int, Place] = {}
         self._newest = Place.here(shell)
+        self._displays = Displays(shell)
         self._lines = _Lines()
 
     def for_client(self, client: Any) -> Front:
@@ -98,6 +101,7 @@ class Front:
         """Output of this cell belongs where the main thread prints now."""
         self.move_here()
         self._places[number] = self._newest
+        self._displays.begin(number)
         for old in sorted(self._places)[:-KEPT_CELLS]:
             del self._places[old]
         try:
@@ -138,6 +142,29 @@ class Front:
     def place(self, file: str) -> str:
         """In[3] for a cell's file."""
         return debugger.cell_name(self._shell, file)
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """See rich.py."""
+        self._displays.show(rank, message)
+
+    def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Display it in this cell, also when it has ended. Any thread."""
+        self._displays.publish(cell, data, metadata)
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        """As ``[0.1] name? ``; on the thread that waits for the cell's ops."""
+        self.end_lines()
+        question = f"[{prompt.label}] {prompt.prompt}"
+        try:
+            return asking.ask(self._shell, question, prompt.alive, password=prompt.hidden)
+        except asking.CannotAskError:
+            raise NotImplementedError(
+                "this front end cannot ask for input (it has no box to type a line into); give the value to the cell "
+                "in a variable"
+            ) from None
+        except asking.WorkerGoneError:
+            print(f"[{prompt.label}] the worker is gone: its prompt ended")
+            return None
 
     def _place(self, cell: int) -> Place:
         return self._places.get(cell, self._newest)

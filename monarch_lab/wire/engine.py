@@ -10,6 +10,8 @@ debugging.py; all are named here too.
 
 from __future__ import annotations
 
+from monarch_lab.wire.asking import InputRead as InputRead
+from monarch_lab.wire.asking import InputReply as InputReply
 from monarch_lab.wire.debugging import DebugBreakIn as DebugBreakIn
 from monarch_lab.wire.debugging import DebugBreakpoints as DebugBreakpoints
 from monarch_lab.wire.debugging import DebugEnded as DebugEnded
@@ -18,6 +20,10 @@ from monarch_lab.wire.debugging import DebugPostMortem as DebugPostMortem
 from monarch_lab.wire.debugging import DebugRead as DebugRead
 from monarch_lab.wire.debugging import DebugReply as DebugReply
 from monarch_lab.wire.debugging import DebugTold as DebugTold
+from monarch_lab.wire.looking import Look as Look
+from monarch_lab.wire.looking import Looked as Looked
+from monarch_lab.wire.lookup import LookedUp as LookedUp
+from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
@@ -30,14 +36,18 @@ from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
 from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
 from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
+from monarch_lab.wire.op_stream import Related as Related
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.showing import Cleared as Cleared
+from monarch_lab.wire.showing import Displayed as Displayed
 from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
 from monarch_lab.wire.spmd import PullSpmd as PullSpmd
 from monarch_lab.wire.spmd import PushSpmd as PushSpmd
 from monarch_lab.wire.spmd import RunSpmd as RunSpmd
 from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules as SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -108,13 +118,15 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead.
-    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    loans: list[int] = []
     batch: int = 0
 
 
@@ -198,7 +210,9 @@ class Vary(Message, frozen=True):
     position: int
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -246,6 +260,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook
@@ -273,7 +288,18 @@ class Interrupt(Message, frozen=True):
     hard: bool
 
 
-Control = Interrupt | FreeSpmd | DebugReply | DebugBreakIn | DebugPostMortem | DebugBreakpoints | DebugListen
+Control = (
+    Interrupt
+    | InputReply
+    | FreeSpmd
+    | Look
+    | LookUp
+    | DebugReply
+    | DebugBreakIn
+    | DebugPostMortem
+    | DebugBreakpoints
+    | DebugListen
+)
 
 
 # --- reports, worker to kernel
@@ -361,6 +387,13 @@ class Called(Message, frozen=True):
     grads: list[TensorMeta]
 
 
+class Returned(Message, frozen=True):
+    """No mapping of these loans is left here; ``dropped``: but a child of this process may have one."""
+
+    loans: list[int]
+    dropped: list[int] = []
+
+
 class Released(Message, frozen=True):
     """Nothing here can call these handlers any more."""
 
@@ -409,6 +442,7 @@ Report = (
     | LearnFailed
     | Called
     | Released
+    | Returned
     | Fetched
     | FetchFailed
     | SpmdEnded
@@ -417,5 +451,10 @@ Report = (
     | DebugRead
     | DebugEnded
     | DebugTold
+    | InputRead
+    | LookedUp
+    | Displayed
+    | Cleared
     | Crashed
+    | Looked
 )

@@ -19,10 +19,13 @@ from monarch_lab.tensors import payload
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
+from monarch_lab.worker.looking import look
 from monarch_lab.worker.output import CellStream, Flusher
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
@@ -45,6 +48,7 @@ class Worker:
         self._debugger = Debugger(
             self.report, self._flush, lambda: self.engine.in_user_code, number_here, lambda: self.engine.cell
         )
+        self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -57,13 +61,15 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec, self._debugger)
+        self._spmd = Spmd(self.engine, spec, self._flush, self._debugger)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
             self._flush()  # what was printed arrives before the answer that ends the cell
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
+            if returned := mapped.take_returned():
+                self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
     def _output(self, stream: str, text: str) -> None:
@@ -77,6 +83,8 @@ class Worker:
         sys.stdout, sys.stderr = self._streams
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
+        self._asking.install()
+        self._spmd.shell.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
@@ -91,7 +99,7 @@ class Worker:
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
-        match _controls(header):
+        match message := _controls(header):
             case wire.Interrupt(batch=batch, ident=ident, hard=hard):
                 engine = self.engine
                 engine.ended_batch = max(engine.ended_batch, batch)
@@ -109,8 +117,14 @@ class Worker:
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            case wire.InputReply() as answer:
+                self._asking.reply(answer)
+            case wire.LookUp():
+                lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
+            case Look() as order:
+                self._link.send(encode(look(order, self.engine.cells, self._spmd)))
             case debugging:
                 self._debugger.control(debugging)
 
@@ -178,6 +192,8 @@ class Worker:
                 self._spmd.push(order, frames)
             case wire.PullSpmd():
                 self._spmd.pull(order)
+            case wire.SyncModules():
+                self._spmd.sync(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)
