@@ -34,6 +34,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recording.py      its replay
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
+debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 """
 
 from __future__ import annotations

@@ -116,6 +116,15 @@ class Front:
         self.begin_block()
         return debugger.ask(self._shell, prompt)
 
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own; on the thread that waits."""
+        self.end_lines()
+        print(text, flush=True)
+
+    def place(self, file: str) -> str:
+        """In[3] for a cell's file."""
+        return debugger.cell_name(self._shell, file)
+
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         """See rich.py."""
         self._displays.show(rank, message)
