@@ -24,6 +24,7 @@ from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
+from monarch_lab.controller.ties import Ties
 from monarch_lab.controller.waiting import Pending, unattended
 from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
@@ -46,11 +47,10 @@ class Client(Listener):
         self.varied_mesh: Any = None
         self.vary_level = 0
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
-        self.collectives_since_sync = False
+        self.ties = Ties()
         self.callbacks = Callbacks(self)
         self._cell_numbers = itertools.count(1)
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
-        self.late: Callable[[], None] | None = None  # waits for a %%spmd --async cell, and raises what it failed with
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
         clients.add(self)
@@ -70,6 +70,7 @@ class Client(Listener):
             return
         self.state = "closed"
         self._flusher.stop()
+        self.lender.close()
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
@@ -85,8 +86,8 @@ class Client(Listener):
         The caller holds the lock.
         """
         with HeldInterrupt():
-            for definitions, payloads in self._defined:
-                self.supervisor.send(tuple(ranks), encode(wire.Define(definitions)), payloads)
+            define, payloads = self.defined.order()
+            self.supervisor.send(tuple(ranks), encode(define), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
@@ -144,7 +145,7 @@ class Client(Listener):
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self.is_user_asked():
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._is_user_asked():
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
@@ -193,8 +194,8 @@ class Client(Listener):
         self.raise_failure()
         self.check_alive()
 
-    def settle(self) -> None:
-        """As sync, and leaves the failures to be raised later."""
+    def settle(self, ranks: Iterable[int] | None = None) -> None:
+        """As sync, and leaves the failures to be raised later. ``ranks``: waits for these alone."""
         with self.lock:
             if self.state in ("closed", "starting"):
                 return self.check_alive()
@@ -204,19 +205,26 @@ class Client(Listener):
             if not self.alive:
                 return self.check_alive()
             pending = None
-            if not all(self.progress.is_done(r, self.batch) for r in self.alive):
+            ended = len(self.ended_loans) if ranks is None else 0
+            needed = self.alive if ranks is None else [r for r in self.alive if r in ranks]
+            if not all(self.progress.is_done(r, self.batch) for r in needed):
                 is_asked = self._reported == self.batch
-                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark())
+                pending = self._wait_for_mark(self.batch if is_asked else self._send_mark(), needed)
         if pending is not None:  # else nothing is outstanding; what was told meanwhile may not have been shared
             self.wait(pending)
         if not self.holds:
             self.flush_ops = FIRST_FLUSH_OPS
-        self.collectives_since_sync = self._busy_streams = self._is_wide = False
-        self._share_failures()
+        if ranks is None:
+            self._busy_streams = self._is_wide = False
+        self.ties.settle(ranks)
+        self._share_failures(ranks)
+        for ref in self.ended_loans[:ended]:
+            self.lent.pop(ref, None)
+        del self.ended_loans[:ended]
 
-    def _share_failures(self) -> None:
+    def _share_failures(self, heard: Iterable[int] | None) -> None:
         """Every rank marks what hangs on a failure of another one: their part of a collective is meaningless."""
-        for failure, refs in self._failures.take_poisoned(self.scope_ranks):
+        for failure, refs in self._failures.take_poisoned(self.scope_ranks, heard):
             if self.world > 1:
                 refs = refs + [origin for r in refs for origin in self.lent.get(r, ())]
                 self.order(wire.Poison(refs, failure), None)

@@ -20,6 +20,8 @@ from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.supervisor import ProcessInfo
+from monarch_lab.tensors import payload
+from monarch_lab.transport.lending import SegmentLender
 from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
@@ -36,6 +38,7 @@ class Listener(Outgoing):
         self.note = ""
         self.front: Front | None = None
         self.segments = SegmentReader()
+        self.lender = SegmentLender(payload.fill)
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
@@ -71,6 +74,8 @@ class Listener(Outgoing):
                     pending.bell.put(None)
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Returned():
+                self.lender.returned(rank, message.loans, message.dropped)
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
@@ -116,6 +121,7 @@ class Listener(Outgoing):
             if process.rank not in self.ending:
                 self._tell_end(process)  # before anyone can raise it
             self._gone[process.rank] = process
+            self.lender.ended(process.rank)
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:
@@ -133,8 +139,11 @@ class Listener(Outgoing):
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self.is_user_asked(), now):
+        for notice in self._watch.look(facts, self._is_user_asked(), now):
             self._tell_notice(notice)
+
+    def _is_user_asked(self) -> bool:
+        return any(p.serving or bool(p) for p in (self._prompts, self._inputs))
 
     def _ask_progress(self) -> None:
         """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
@@ -179,11 +188,13 @@ class Listener(Outgoing):
         for _, mark in list(self._marks):
             mark.give_up(rank)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a thread waits for an answer: of a call that is being learned, say."""
+        return bool(self._waiters)
+
     def is_debugging(self, rank: int) -> bool:
         return self._prompts.is_waiting(rank) or self._inputs.is_waiting(rank)
-
-    def is_user_asked(self) -> bool:
-        return any(p.serving or bool(p) for p in (self._prompts, self._inputs))
 
     def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))

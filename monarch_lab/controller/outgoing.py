@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
+from monarch_lab.controller.defined import Defined
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.state import is_process_wide
@@ -65,18 +67,20 @@ class Outgoing:
         # recordings
         self.recorder: Any = None  # notes what is sent, while a function is recorded
         self.recordings: dict[int, wire.RecordingDef] = {}
+        self.published: weakref.WeakSet[Any] = weakref.WeakSet()  # whole recordings, of which these are parts
         # streams
         self._dead_of: dict[int, deque[int]] = {0: self.dead}
         self._busy_streams = False  # streams beside the default one were given something since the last settle
         self._is_wide = False  # since then an op had a state that torch keeps for a process
         self._told_streams: set[tuple[int, int]] = set()  # (rank, stream)
         self.lent: dict[int, list[int]] = {}  # ref of a borrowed value -> those it was lent from
+        self.ended_loans: list[int] = []  # those that came back, whose failures may not have been shared
         # definitions
         self._definitions: list[wire.Definition] = []
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
         # Sent before, for processes that come later.
-        self._defined: list[tuple[list[wire.Definition], list[bytes | memoryview]]] = []
+        self.defined = Defined()
         # what is asked, and how far the ranks are
         self.progress = Progress(world)
         self._idents = itertools.count(1)
@@ -85,6 +89,7 @@ class Outgoing:
         self._marks: list[tuple[int, Pending]] = []
         asked = settings.controller.operations_per_progress_request
         self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self.late: Callable[[], None] | None = None  # waits for a %%spmd --async cell, and raises what it failed with
         # the processes
         self._supervisor: Supervisor | None = None
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
@@ -204,6 +209,11 @@ class Outgoing:
             self.flush()
             self.scope = None
 
+    @property
+    def has_streams(self) -> bool:
+        """Whether anything was on another stream than the default one."""
+        return len(self._dead_of) > 1
+
     def dead_of(self, stream: int) -> deque[int]:
         """Where refs of a stream go when their handle died: they are deleted in its own order."""
         with self.lock:
@@ -221,9 +231,8 @@ class Outgoing:
             # A stream that a worker has not heard of knows no definition; later ones go to all streams.
             if (rank, stream) not in self._told_streams:
                 self._told_streams.add((rank, stream))
-                for definitions, payloads in self._defined:
-                    define = wire.OnStream(stream, wire.Define(definitions))
-                    self.supervisor.send((rank,), encode(define), payloads)
+                define, payloads = self.defined.order()
+                self.supervisor.send((rank,), encode(wire.OnStream(stream, define)), payloads)
         return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:
@@ -308,7 +317,7 @@ class Outgoing:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
-            self._defined.append(([d for d in definitions if not isinstance(d, wire.RecordingDef)], payloads))
+            self.defined.note(definitions, payloads)
             self.supervisor.send(None, encode(wire.Define(definitions)), payloads)
 
     def _send_mark(self) -> int:
@@ -318,8 +327,9 @@ class Outgoing:
         self._send(None, encode(wire.Batch(self.batch, self.cell, 0, [], [], True)))
         return self.batch
 
-    def _wait_for_mark(self, number: int) -> Pending:
-        pending = Pending(r for r in self.alive if not self.progress.is_done(r, number))
+    def _wait_for_mark(self, number: int, ranks: Iterable[int] | None = None) -> Pending:
+        waiting = self.alive if ranks is None else ranks
+        pending = Pending(r for r in waiting if not self.progress.is_done(r, number))
         self._marks.append((number, pending))
         for rank in list(pending.waiting):  # its report, or its end, may have come in between
             if rank in self._gone:
@@ -327,6 +337,14 @@ class Outgoing:
             elif self.progress.is_done(rank, number):
                 pending.fill(rank, None, [])
         return pending
+
+    def number_order(self, where: Location) -> int:
+        """A number for an order that may fail: it is waited for and reported as a batch is. The caller holds the lock
+        until it is sent."""
+        self.flush()
+        self.batch += 1
+        self.progress.note_batch(self.batch, [where])
+        return self.batch
 
     def order(
         self, message: Any, ranks: Sequence[int] | None, frames: Sequence[bytes | memoryview] = (), stream: int = 0

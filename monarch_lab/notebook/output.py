@@ -108,6 +108,7 @@ class Front:
             yield
         finally:
             self.end_lines()
+            self._displays.settle(number)
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         key = (cell, rank, stream)

@@ -19,6 +19,7 @@ from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
 from monarch_lab.wire.op_stream import Definition as Definition
 from monarch_lab.wire.op_stream import EntryDef as EntryDef
 from monarch_lab.wire.op_stream import Failure as Failure
+from monarch_lab.wire.op_stream import ForgetDef as ForgetDef
 from monarch_lab.wire.op_stream import MeshDef as MeshDef
 from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
@@ -105,12 +106,16 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    loans: list[int] = []
+    batch: int = 0
 
 
 class Fetch(Message, frozen=True):
@@ -368,6 +373,13 @@ class Called(Message, frozen=True):
     grads: list[TensorMeta]
 
 
+class Returned(Message, frozen=True):
+    """No mapping of these loans is left here; ``dropped``: but a child of this process may have one."""
+
+    loans: list[int]
+    dropped: list[int] = []
+
+
 class Released(Message, frozen=True):
     """Nothing here can call these handlers any more."""
 
@@ -430,6 +442,7 @@ Report = (
     | LearnFailed
     | Called
     | Released
+    | Returned
     | Fetched
     | FetchFailed
     | SpmdEnded

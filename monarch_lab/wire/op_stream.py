@@ -174,4 +174,14 @@ class RecordingDef(Message, frozen=True):
     numbers: list[int | float]
 
 
-Definition = TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef | RecordingDef
+class ForgetDef(Message, frozen=True):
+    """No order uses these any more."""
+
+    templates: list[int]
+    entries: list[int] = []
+    plans: list[int] = []
+
+
+Definition = (
+    TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef | RecordingDef | ForgetDef
+)

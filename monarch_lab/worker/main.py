@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, looking, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, looking, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -64,6 +64,8 @@ class Worker:
             self._flush()  # what was printed arrives before the answer that ends the cell
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
+            if returned := mapped.take_returned():
+                self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
     def _output(self, stream: str, text: str) -> None:

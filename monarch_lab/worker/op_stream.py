@@ -38,7 +38,7 @@ class OpStream:
         self.rank = rank
         self.randomness = randomness
         self.cells: dict[int, Any] = {}
-        self.known = Definitions(self._make_entry, lambda d: recording.make_recording(d, self))
+        self.known = Definitions(self._make_entry, lambda d: recording.make_recording(d, self), self._drop_entry)
         self.cell = 0
         self.interruptible = False  # the SIGINT handler raises only while this is set
         self.in_user_code = False  # and, unless the interrupt is hard, this
@@ -85,6 +85,9 @@ class OpStream:
             self._table.append(self._unknown)
         self._table[definition.entry] = entry.run
         return entry
+
+    def _drop_entry(self, number: int) -> None:
+        self._table[number] = self._unknown
 
     def forget_ambient(self) -> None:
         """Another stream may have set what torch keeps for the process: the next batch sets it again."""

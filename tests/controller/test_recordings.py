@@ -77,6 +77,13 @@ def test_arguments_are_inputs_whether_given_or_captured(cell: Any) -> None:
         assert values(captured(b)) == want
 
 
+def test_a_large_literal_is_in_the_recording(cell: Any) -> None:
+    numbers = list(range(300_000))
+    add = ml.compile(lambda x: x + torch.tensor(numbers))
+    for k in range(3):
+        assert ml.inspect(add(torch.full((300_000,), k))).tolist()[-2:] == [299_998 + k, 299_999 + k]
+
+
 def test_what_leaks_out_of_the_function_is_dropped(cell: Any) -> None:
     b = None
 
@@ -356,6 +363,15 @@ def test_literals_are_new_at_each_call(cell: Any) -> None:
 
     for k in range(5):
         assert values(total(torch.full((2,), float(k)))) == [k, 10.0 + k]
+
+
+def test_a_large_literal_is_there_at_each_call(cell: Any) -> None:
+    @ml.compile
+    def add(x: Any) -> Any:
+        return (x + torch.tensor(list(range(1 << 17))))[-2:]
+
+    for k in range(4):
+        assert add(torch.full((1,), k)).tolist() == [(1 << 17) - 2 + k, (1 << 17) - 1 + k]
 
 
 def test_coordinates_differ_by_rank_in_a_replay_too(cell: Any) -> None:
