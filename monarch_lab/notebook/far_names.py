@@ -73,8 +73,8 @@ class FarNames:
             rank = chosen_ranks(mesh, options)[0]
         except (MeshError, IndexError, AttributeError):
             return None
-        looking = importlib.import_module("monarch_lab.controller.looking")
-        return looking.look_up(mesh.client, rank, path, prefix)
+        lookup = importlib.import_module("monarch_lab.controller.lookup")
+        return lookup.look_up(mesh.client, rank, path, prefix)
 
     def _of_the_cell(self, cell: str, begun: str) -> set[str]:
         """What it writes itself, and mesh tensors of the notebook, which are shards there."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from monarch_lab.wire.asking import InputRead as InputRead
 from monarch_lab.wire.asking import InputReply as InputReply
-from monarch_lab.wire.looking import LookedUp as LookedUp
-from monarch_lab.wire.looking import LookUp as LookUp
+from monarch_lab.wire.lookup import LookedUp as LookedUp
+from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef

@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, looking, mapped, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -115,7 +115,7 @@ class Worker:
             case wire.InputReply() as answer:
                 self._asking.reply(answer)
             case wire.LookUp():
-                looking.answer(message, lambda: self._spmd.namespace, self.report)
+                lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
 
