@@ -107,8 +107,7 @@ class Front:
         try:
             yield
         finally:
-            self.end_lines()
-            self._displays.settle(number)
+            self.settle(number)
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         key = (cell, rank, stream)
@@ -138,6 +137,11 @@ class Front:
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         """See rich.py."""
         self._displays.show(rank, message)
+
+    def settle(self, cell: int) -> None:
+        """It has ended: what it began is shown, its displays by rank."""
+        self.end_lines()
+        self._displays.settle(cell)
 
     def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         """Display it in this cell, also when it has ended. Any thread."""
