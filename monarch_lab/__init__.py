@@ -53,6 +53,8 @@ _HOMES = {
         "get_active_mesh",
         "grad_function",
         "grad_generator",
+        "gradient_execution_order",
+        "GradGenerator",
         "inspect",
         "no_mesh",
         "opaque_method",

@@ -31,7 +31,8 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
             recording.py      its replay
-coalesce.py   a block sent as one batch
+coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
+defined.py    what the workers were told  forgetting.py   and what they need not know any more
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ _NAMES = {
     "get_active_mesh": "mesh",
     "grad_function": "gradients",
     "grad_generator": "gradients",
+    "gradient_execution_order": "gradients",
+    "GradGenerator": "gradients",
     "inspect": "moves",
     "no_mesh": "mesh",
     "opaque_method": "opaque",

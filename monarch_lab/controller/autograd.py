@@ -13,6 +13,7 @@ import torch
 
 from monarch_lab.controller import dispatch, locations, return_path, tries
 from monarch_lab.controller.cache import Plan
+from monarch_lab.controller.forgetting import make_room
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -204,6 +205,7 @@ def _learn(
 
     client = mesh.client
     client.cache.misses += 1
+    make_room(client)
 
     def make(ident: int) -> wire.Question:
         return wire.LearnBackward(

@@ -1,4 +1,4 @@
-"""What was learned: calls and the results they gave, templates, backward plans. Bounded; cleared when full."""
+"""What was learned: calls and the results they gave, templates, backward plans. Bounded (forgetting.py)."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Cache:
         # negative: (roots, inputs, gradients, crossings).
         self.layouts: dict[int, tuple[int, ...]] = {}
         self.kinds: dict[int, tuple[Any, ...]] = {}  # what an entry (or, negative, a plan) is, whatever its number
+        self.generation = 0  # how often it was emptied
         self.misses = 0  # calls that waited to learn
         self.asked = 0  # calls that wait every time: data dependent
         self._limit = limit
@@ -77,14 +78,19 @@ class Cache:
         return self._plan_numbers
 
     def keep(self, key: tuple[Any, ...], entry: Entry) -> None:
-        if len(self.entries) >= self._limit:
-            self.entries.clear()
         self.entries[key] = entry
 
     def keep_plan(self, key: tuple[Any, ...], plan: Plan) -> None:
-        if len(self.plans) >= self._limit // 10:
-            self.plans.clear()
         self.plans[key] = plan
+
+    @property
+    def is_full(self) -> bool:
+        """More is known than is to be: see forgetting.py."""
+        return len(self.templates) >= self._limit or len(self.entries) >= self._limit or len(self.never) >= self._limit
+
+    @property
+    def is_full_of_plans(self) -> bool:
+        return len(self.plans) >= self._limit // 10
 
     def forget(self, number: int) -> None:
         """Drop the entry (or, negative, the plan) of this number. Calls of its kind are asked each time from now on."""

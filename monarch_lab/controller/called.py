@@ -16,6 +16,7 @@ from monarch_lab.controller.autograd import folded
 from monarch_lab.controller.messages import wrong_mesh
 from monarch_lab.controller.mode import MeshMode
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.state import standing_on
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors.meta import intern
@@ -47,9 +48,9 @@ def arguments(client: Any, call: wire.Called, pending: Pending) -> list[Any]:
 
 @contextmanager
 def surroundings(grad: bool) -> Iterator[None]:
-    """As where backward() was called, in the grad mode of the pass. torch takes a mode off its stack while it handles a
-    function, and one waits here: factories would make local tensors."""
-    with MeshMode(), torch.set_grad_enabled(grad):
+    """As where backward() was called, in the grad mode of the pass and on its stream, the default one. torch takes a
+    mode off its stack while it handles a function, and one waits here: factories would make local tensors."""
+    with MeshMode(), torch.set_grad_enabled(grad), standing_on(None):
         yield
 
 

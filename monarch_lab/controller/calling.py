@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, forgetting
 from monarch_lab.controller.futures import Future
 from monarch_lab.controller.recorder import refuse_fetch
 from monarch_lab.controller.scanning import scan
@@ -49,8 +49,8 @@ def send_call(
         func = _named.setdefault(func, Named(func))
     client = mesh.client
     mesh.check_alive((rank,))
-    if client.collectives_since_sync and client.world > 1:  # a value may hang on a failure of another rank
-        client.settle()
+    if needed := client.ties.unsettled((rank,)):  # a value may hang on a failure of another rank
+        client.settle(needed)
     ambient = ambient_number()
     token = active_mesh.set(mesh)
     try:
@@ -66,6 +66,8 @@ def send_call(
     with client.lock:
         client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, (rank,), stream=mesh.stream_number)
+        if not call.hashable:
+            forgetting.forget_template(client, template)
     return Future(client, pending, lambda p: opened(client, p, rank, raise_cause=not for_display))
 
 
@@ -85,7 +87,7 @@ def opened(client: Any, pending: Pending, rank: int, *, raise_cause: bool = True
             raise KeyboardInterrupt
         if message.dependent and raise_cause:
             if client.world > 1:  # the cause may be another rank's, whose word of it is on its way
-                client.settle()
+                client.settle(client.ties.of((rank,)))
             client.raise_failure(message.failure)
         raise failures.build({rank: message.failure}, None, None)
     return payload.loads(frames)

@@ -124,7 +124,7 @@ class Compiled:
             register_optimizer_step_post_hook(recorder.leave_optimizer),
         )
         token = state.recorder.set(recorder)
-        had_collectives, client.collectives_since_sync = client.collectives_since_sync, False
+        ties = client.ties.take()
         client.recorder = recorder
         try:
             with MathHook():
@@ -133,12 +133,13 @@ class Compiled:
             client.recorder = None
             recording = build(recorder, result)
             if recording is not None:
-                recording.collectives = client.collectives_since_sync
+                recording.ties = client.ties.take()
+                client.ties.put_back(recording.ties)
             return recorder.plain(result), recording
         finally:
             client.recorder = None
             recorder.end()
-            client.collectives_since_sync |= had_collectives
+            client.ties.put_back(ties)
             state.recorder.reset(token)
             for hook in hooks:
                 hook.remove()

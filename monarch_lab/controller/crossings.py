@@ -197,6 +197,7 @@ def _moved(tensor: Any, far: Any, kind: str, groups: list[list[int]], shown: str
         out, crossing = next(client.refs), next(client.refs) if crosses else 0
         client.where.append(locations.here(3))
         client.code.extend((Op.MOVE, move.number, tensor._ref.id, out, crossing))
+        client.ties.move(move.span.ranks_key)
         mask = (tensor._store or tensor._ref).equal
         result = dispatch.make_handle(move.meta, Ref(out, far, _equal_there(mask, home, far), move.meta.is_large))
         if crosses:

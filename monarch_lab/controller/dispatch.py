@@ -16,6 +16,7 @@ import torch
 
 from monarch_lab.controller import locations, tries
 from monarch_lab.controller.cache import Entry
+from monarch_lab.controller.lending import check_stream
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -192,7 +193,7 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         operation.append(t._ref.id)
     with client.lock:
         if mesh.ranks_key is not client.scope:
-            client.use_scope(mesh)
+            turn_to(client, mesh)
         if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
@@ -209,6 +210,12 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
     return outs
 
 
+def turn_to(client: Any, mesh: Any) -> None:
+    """An op that is not for the mesh and stream of the last one, or the first one after a stream was activated."""
+    check_stream("an op", mesh)
+    client.use_scope(mesh)
+
+
 def _single(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
     """The common case: one new tensor, nothing written, no metadata changed. _issue is written out in it."""
     client = mesh.client
@@ -220,7 +227,7 @@ def _single(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], 
         equal &= (t._store or ref).equal
     with client.lock:
         if mesh.ranks_key is not client.scope:
-            client.use_scope(mesh)
+            turn_to(client, mesh)
         if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:

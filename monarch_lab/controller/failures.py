@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from monarch_lab.controller.locations import Location, frame_of
@@ -91,13 +92,20 @@ class Log:
             for ref, scope in unwritten:
                 self._unwritten.setdefault((ref, scope), set()).add(rank)
 
-    def take_poisoned(self, scopes: dict[int, tuple[int, ...]]) -> list[tuple[wire.Failure, list[int]]]:
+    def take_poisoned(
+        self, scopes: dict[int, tuple[int, ...]], heard: Iterable[int] | None = None
+    ) -> list[tuple[wire.Failure, list[int]]]:
         """Failures and the values that hang on them. A value that an in-place op left alone on every rank is as it was;
-        where other ranks wrote it, it is lost on all."""
+        where other ranks wrote it, it is lost on all. Which it is stays open until all its ranks were ``heard``."""
         with self._lock:
             poisoned, self._poisoned = self._poisoned, {}
             unwritten, self._unwritten = self._unwritten, {}
-            cause, self._cause = self._cause or _PARTLY, None
+            if heard is not None:
+                given = frozenset(heard)
+                self._unwritten = {k: ranks for k, ranks in unwritten.items() if not given.issuperset(scopes[k[1]])}
+                unwritten = {k: ranks for k, ranks in unwritten.items() if k not in self._unwritten}
+            cause = self._cause or _PARTLY
+            self._cause = self._cause if self._unwritten else None
         for (ref, scope), ranks in unwritten.items():
             if len(ranks) < len(scopes[scope]):
                 poisoned.setdefault(ref, cause)

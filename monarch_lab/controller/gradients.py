@@ -17,13 +17,15 @@ from monarch_lab.controller.calling import Named
 from monarch_lab.controller.dispatch import dispatch
 from monarch_lab.controller.learning import learn
 from monarch_lab.controller.remote_functions import RemoteFunction
+from monarch_lab.controller.return_path import check_stays
 from monarch_lab.controller.scanning import scan
-from monarch_lab.controller.state import ambient_number
-from monarch_lab.errors import UsageError, UsageTypeError
-from monarch_lab.tensors.gradient_walk import GradientWalk
+from monarch_lab.controller.state import ambient_number, standing_on
+from monarch_lab.errors import UsageError, UsageTypeError, UsageValueError
+from monarch_lab.tensors.gradient_walk import GradientWalk, execution_order
 
 _BEGIN = Named("monarch_lab.worker.gradient_walks.begin", shown="ml.grad_generator")
 _GRADIENT = Named("monarch_lab.worker.gradient_walks.gradient", shown="ml.grad_generator")
+_ORDER = Named("monarch_lab.worker.gradient_walks.order", shown="ml.gradient_execution_order")
 _END = Named("monarch_lab.worker.gradient_walks.end", shown="ml.grad_generator")
 _numbers = itertools.count(2)  # 0.0 and 1.0 are kinds of their own among number operands
 
@@ -48,16 +50,64 @@ def grad_generator(roots: Any, wrt: Any, grad_roots: Any = ()) -> Iterator[torch
     return (walk.gradient(k) for k in range(len(wrt)))
 
 
+def gradient_execution_order(roots: Any, wrt: Any) -> list[int]:
+    """Indices of ``wrt`` in the order in which a backward pass from ``roots`` has their gradients ready: asked for in
+    this order, no gradient of a ``grad_generator`` needs more of the graph to be run than the pass had run by then.
+
+    The order is that of torch's engine: of the nodes that are ready, the one made last comes first. A tensor that no
+    root hangs on comes last. Tensors or sequences of them, all of one mesh or all local; the answer is waited for.
+    Raises RuntimeError for a root that requires no grad, TypeError for a graph that leaves the mesh and comes back.
+    """
+    roots, wrt = _several(roots), _several(wrt)
+    if not any(getattr(t, "is_mesh_tensor", False) for t in roots + wrt):
+        return execution_order(roots, wrt)
+    mesh = _check_far("gradient_execution_order", roots, wrt)
+    with standing_on(mesh.stream):
+        given: list[int] = dispatch(_ORDER, (roots, wrt))
+    return given
+
+
+class GradGenerator:
+    """``grad_generator`` for gradients that are collected on the way: name roots and what to take gradients of while a
+    forward pass is made, then iterate.
+
+    Iteration gives one tree for each ``grad`` call, the last one first, as a backward pass comes to them: each the
+    tree that was registered, with gradients (or None) in the place of its tensors and None in that of other values.
+    It may be done once, as the graph is freed on the way.
+    """
+
+    def __init__(self) -> None:
+        self._roots: list[Any] = []
+        self._gradients: list[Any] = []
+        self._trees: list[tuple[list[Any], Any]] = []
+
+    def root(self, tensor: Any, grad: Any = None) -> None:
+        """The gradients are those of ``tensor``, added to those of other roots. ``grad`` is its own, of its shape; None
+        is 1, for a tensor of one element."""
+        self._roots.append(tensor)
+        self._gradients.append(grad)
+
+    def grad(self, tree: Any) -> None:
+        """Gradients with respect to the tensors of this pytree are wanted."""
+        self._trees.append(tree_flatten(tree))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Raises as grad_generator does, ValueError where no root was given."""
+        if not self._roots:
+            raise UsageValueError("a GradGenerator was given no root: call .root(loss) before iterating")
+        trees = self._trees[::-1]
+        wrt = [x for leaves, _ in trees for x in leaves if isinstance(x, torch.Tensor)]
+        found = grad_generator(self._roots, wrt, self._gradients)
+        for leaves, spec in trees:
+            yield tree_unflatten([next(found) if isinstance(x, torch.Tensor) else None for x in leaves], spec)
+
+
 def _several(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def _far(roots: list[Any], grads: list[Any], wrt: list[Any]) -> Iterator[torch.Tensor | None]:
-    for t in (*roots, *wrt, *[g for g in grads if g is not None]):
-        if not getattr(t, "is_mesh_tensor", False):
-            raise UsageTypeError("LOCAL_TENSOR: grad_generator takes tensors of one mesh, or local ones alone")
-        autograd.send(t)
-    mesh = roots[0]._ref.mesh
+    mesh = _check_far("grad_generator", roots, [*wrt, *[g for g in grads if g is not None]])
     if mesh.client.callbacks.has_tensor_hooks:
         raise UsageError(
             "ml.grad_generator does not run gradient hooks, and a tensor of this mesh has one: remove it, or use "
@@ -65,8 +115,19 @@ def _far(roots: list[Any], grads: list[Any], wrt: list[Any]) -> Iterator[torch.T
         )
     equal = autograd.equal_gradients([*roots, *[g for g in grads if g is not None]], mesh)
     number = float(next(_numbers))
-    dispatch(_BEGIN, (number, roots, grads, wrt))
+    with standing_on(mesh.stream):
+        dispatch(_BEGIN, (number, roots, grads, wrt))
     return _each(mesh, number, len(wrt), equal)
+
+
+def _check_far(name: str, roots: list[Any], others: list[Any]) -> Any:
+    """The mesh of a walk's tensors, which are there from now on."""
+    for t in (*roots, *others):
+        if not getattr(t, "is_mesh_tensor", False):
+            raise UsageTypeError(f"LOCAL_TENSOR: {name} takes tensors of one mesh, or local ones alone")
+        autograd.send(t)
+    check_stays(f"ml.{name}", roots[0]._ref.mesh, roots)
+    return roots[0]._ref.mesh
 
 
 def _each(mesh: Any, number: float, count: int, equal: int) -> Iterator[torch.Tensor | None]:
@@ -81,7 +142,7 @@ def _each(mesh: Any, number: float, count: int, equal: int) -> Iterator[torch.Te
 def _asked(mesh: Any, call: tuple[Any, ...], equal: int) -> Any:
     """A call without tensors on the walk's mesh, whichever is active; waited for."""
     function, *args = call
-    with mesh.activate():
+    with mesh.activate(), standing_on(mesh.stream):
         given = learn(scan(function, tuple(args), {}, ambient_number()))
     if given is None or given[0] is None:
         return None

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller import failures, lending, state
+from monarch_lab.controller import failures, forgetting, lending, state
 from monarch_lab.controller.autograd import folded
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.constants import may_write
@@ -68,6 +68,7 @@ def template_of(call: Call) -> int:
 def learn(call: Call) -> Any:
     client = call.mesh.client
     call.mesh.check_alive()
+    lending.check_stream(call.func, call.mesh)
     if torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0:
         raise needs_remote("a transform of torch.func, vmap or forward-mode AD", UsageError)
     if may_write(call.func, call.kwargs):
@@ -78,6 +79,7 @@ def learn(call: Call) -> Any:
         from monarch_lab.controller.saving import check
 
         check(call)
+    forgetting.make_room(client)
     template = template_of(call)
     collective = getattr(call.func, "collective", False)
     metas = [t._meta.wire for t in call.tensors] if collective else []
@@ -100,6 +102,8 @@ def learn(call: Call) -> Any:
         client.define_ambient(call.ambient, ambient_values(call.ambient), call.mesh.stream_number)
         pending = client.request(make, call.mesh.ranks_key, stream=call.mesh.stream_number)
         pending.mesh, pending.equal = call.mesh, 0 if getattr(call.func, "opaque", False) else _folded(call)
+        if not call.hashable:
+            forgetting.forget_template(client, template)
     try:
         client.wait(pending)
     except KeyboardInterrupt:
@@ -171,7 +175,9 @@ def issue_told(
     """Issue a call whose result is told by a propagator: nothing waits. ``tell`` is asked where no entry is known;
     ``values``: those of this call, where it may give others than the first of its kind."""
     call.mesh.check_alive()
+    template = 0
     if entry is None:
+        forgetting.make_room(call.mesh.client)
         answer, told = tell()
         template = template_of(call)
         entry = _entry(call, template, answer)
@@ -182,6 +188,8 @@ def issue_told(
         if call.hashable:
             call.mesh.client.cache.keep(call.key, entry)
     handles = replay(entry, call.tensors, call.numbers, call.ambient, call.mesh)
+    if not call.hashable:
+        forgetting.forget_entry(call.mesh.client, entry, template)
     if entry.told is None:
         return handles
     return build(entry.told[0], list(handles), entry.told[1] if values is None else values)
@@ -297,7 +305,7 @@ def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
 
 def raise_cause(client: Any, by_rank: dict[int, Any]) -> None:
     """An input had failed before: raise what failed first, with its own line where that has not been raised yet."""
-    client.settle()
+    client.settle(client.ties.of(by_rank))
     client.raise_failure(by_rank[min(by_rank)])
     raise failures.build(by_rank, None, None)
 

@@ -285,10 +285,11 @@ class DeviceMesh:
         from monarch_lab.tensors.meta import describe, intern
 
         bits = sum(1 << a for a in axes if self.slice_.sizes[a] > 1)
-        ref = Ref(next(self.client.refs), self, self.all_equal & ~(bits | bits << GRAPH))
+        mesh = self.on(active_stream.get())
+        ref = Ref(next(self.client.refs), mesh, self.all_equal & ~(bits | bits << GRAPH))
         with no_mesh.activate():
             values = {rank: [torch.tensor(number)] for rank, number in numbers.items()}
-            placing.place(self, values, [ref.id], same=False)
+            placing.place(mesh, values, [ref.id], same=False)
         told = describe(values[self.ranks_key[0]][0])
         return make_handle(intern(replace(told, device=self.torch_device or told.device)), ref)
 
@@ -298,16 +299,16 @@ class DeviceMesh:
         return {name: self.rank(name) for name in self.names}
 
     def replicate(self, value: Any) -> Any:
-        """Local tensors (a tensor, a module or a pytree) onto the mesh, whole on each process."""
-        return self._placed(value, lambda t: placing.replicate(self, t))
+        """Local tensors (a tensor, a module or a pytree) onto the mesh, whole on each process, on the active stream."""
+        return self._placed(value, lambda t: placing.replicate(self.on(active_stream.get()), t))
 
     def shard(self, value: Any, dim_name: str, dim: int = 0) -> Any:
-        """Local tensors onto the mesh, cut along tensor dim ``dim`` over mesh dim ``dim_name``.
+        """Local tensors onto the mesh, cut along tensor dim ``dim`` over mesh dim ``dim_name``, on the active stream.
 
         Raises KeyError for an unknown mesh dim, ValueError where the size does not divide.
         """
         self.axis(dim_name)
-        return self._placed(value, lambda t: placing.shard(self, t, dim_name, dim))
+        return self._placed(value, lambda t: placing.shard(self.on(active_stream.get()), t, dim_name, dim))
 
     def _placed(self, value: Any, put: Any) -> Any:
         if (recorder := current_recorder.get()) is not None:

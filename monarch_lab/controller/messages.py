@@ -40,8 +40,9 @@ def wrong_mesh(func: Any, tensors: list[Any]) -> UsageError:
 
 def wrong_stream(func: Any, found: Any, wanted: Any) -> UsageError:
     found, wanted = found or "the default stream", wanted or "the default stream"
+    what = func if isinstance(func, str) else shown(func)
     return UsageTypeError(
-        f"WRONG_STREAM: {shown(func)} on {wanted} was given a tensor of {found}: lend it with "
+        f"WRONG_STREAM: {what} on {wanted} was given a tensor of {found}: lend it with "
         "`t, loan = stream.borrow(t)`, or activate the stream it is on"
     )
 

@@ -43,8 +43,7 @@ def _arguments(tensor: Any, dims: Any, reduction: str, scatter: bool) -> tuple[A
         raise UsageValueError(f"reduce: {reduction!r} is no reduction; there are {', '.join(REDUCTIONS)}")
     home = tensor._ref.mesh
     chosen = _dims(home, dims)
-    client = home.client
-    client.collectives_since_sync = True
+    home.client.ties.meet(home.ranks_key)
     number = home.defined()
     return number, chosen, tuple(home.sizes[d] for d in chosen), reduction, bool(scatter)
 
@@ -187,7 +186,7 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     mesh = _shared_mesh(tensors)
     client = mesh.client
     rank = _coordinates(mesh, shard, dims)
-    settle_collectives(client)
+    settle_collectives(client, (rank,))
     pending = _request(mesh, tensors, (rank,))
 
     def finish(p: Pending) -> Any:
@@ -197,10 +196,10 @@ def fetch_shard(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> F
     return Future(client, pending, finish)
 
 
-def settle_collectives(client: Any) -> None:
-    """After a collective a value may hang on a failure of another rank: every rank hears of it first."""
-    if client.collectives_since_sync and client.world > 1:
-        client.settle()
+def settle_collectives(client: Any, ranks: Sequence[int]) -> None:
+    """After a collective a value of these ranks may hang on a failure of another one: they hear of it first."""
+    if needed := client.ties.unsettled(ranks):
+        client.settle(needed)
 
 
 def inspect(obj: Any, shard: dict[str, int] | None = None, **dims: int) -> Any:
@@ -217,7 +216,7 @@ def fetch_all(obj: Any) -> Any:
         return obj
     mesh = _shared_mesh(tensors)
     client = mesh.client
-    settle_collectives(client)
+    settle_collectives(client, mesh.ranks_key)
     pending = _request(mesh, tensors, mesh.ranks_key)
     client.wait(pending)
     by_rank = [opened(client, pending, rank) for rank in mesh.ranks_key]
@@ -239,8 +238,8 @@ def fetch_one(tensor: Any) -> torch.Tensor:
     """The value of the first process."""
     mesh = tensor._ref.mesh
     client = mesh.client
-    settle_collectives(client)
     rank = mesh.ranks_key[0]
+    settle_collectives(client, (rank,))
     pending = _request(mesh, [tensor], (rank,))
     client.wait(pending)
     return opened(client, pending, rank)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from monarch_lab.controller import locations
-from monarch_lab.controller.dispatch import dispatch, sign, start_ambient
+from monarch_lab.controller.dispatch import dispatch, sign, start_ambient, turn_to
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FLOAT, FLOATS
 from monarch_lab.controller.state import ambient_number
@@ -56,7 +56,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             equal &= (other._store or far).equal
         with client.lock:
             if mesh.ranks_key is not client.scope:
-                client.use_scope(mesh)
+                turn_to(client, mesh)
             if client.urgent:
                 client.drain_dead()
             if ambient != client.ambient:

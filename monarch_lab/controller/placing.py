@@ -9,6 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from monarch_lab.controller.dispatch import make_handle, sign
+from monarch_lab.controller.locations import here
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.state import recorder
 from monarch_lab.errors import UsageTypeError, UsageValueError
@@ -21,18 +22,21 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
     """Keep tensors on the ranks under ``refs``; ``same``: every rank gets the same ones, sent once."""
     client = mesh.client
     mesh.check_alive()
-    if same:
-        # A recording sends its literals again: they travel as messages, which it keeps.
-        is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
-        frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
-        frames, segments, loans = client.lender.put(frames, mesh.ranks_key) if is_shared else (frames, [], [])
-        place = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans)
-        client.order(place, mesh.ranks_key, frames, mesh.stream_number)
-        client.lender.trim(client.after_all)
+    if not same:
+        with client.lock:
+            order = wire.Place(refs, mesh.torch_device, batch=client.number_order(here(3)))
+            for rank, tensors in values.items():
+                client.order(order, [rank], payload.dumps(tensors)[0], mesh.stream_number)
         return
-    for rank, tensors in values.items():
-        frames, _ = payload.dumps(tensors)
-        client.order(wire.Place(refs, mesh.torch_device), [rank], frames, mesh.stream_number)
+    # A recording sends its literals again: they travel as messages, which it keeps.
+    is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
+    frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
+    frames, segments, loans = client.lender.put(frames, mesh.ranks_key) if is_shared else (frames, [], [])
+    with client.lock:
+        number = client.number_order(here(3))
+        order = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans, number)
+        client.order(order, mesh.ranks_key, frames, mesh.stream_number)
+    client.lender.trim(client.after_all)
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ class RemoteProcessGroup:
             raise UsageError(f"DROPPED: {self} was dropped: make another with mesh.process_group")
         number = self.mesh.defined()
         walk.key.append((_GROUP, number, self.dims))
-        self.mesh.client.collectives_since_sync = True  # what one rank gets hangs on what others did
+        self.mesh.client.ties.meet(self.mesh.ranks_key)  # what one rank gets hangs on what others did
         return Built("monarch_lab.worker.process_groups.of", (number, self.dims))
 
     def __reduce__(self) -> Any:

@@ -33,6 +33,7 @@ class _Builder:
         self.recorder = recorder
         self.client = recorder.client
         self.recording = Recording(recorder.function, recorder.client, slots=recorder.slots)
+        self.recording.generation = recorder.client.cache.generation
         self.inputs: dict[int, int] = {}  # ref -> value
         self.literals: dict[int, int] = {}
         self.kept: dict[int, int] = {}  # ref of what is made inside and outlives its segment -> value

@@ -17,6 +17,8 @@ from monarch_lab.wire.engine import Op
 def publish(recording: Recording) -> None:
     """Send what replays need: the literals, and each segment's code."""
     client = recording.client
+    recording.is_published = True
+    client.published.add(recording)
     for placed, mesh in recording.placed:
         ref = Ref(next(client.refs), mesh, 0)
         for device, ranks, frames in placed.orders:

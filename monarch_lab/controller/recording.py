@@ -114,7 +114,7 @@ class Recording:
     spec: TreeSpec | None = None
     tape: Callable[[], Any] = lambda: ([], [])
     slots: list[Any] = field(default_factory=list)
-    collectives: bool = False
+    ties: list[tuple[frozenset[int], bool]] = field(default_factory=list)  # see ties.py
     entries: frozenset[int] = frozenset()
     signature: list[tuple[Any, ...]] = field(default_factory=list)
     lines: list[locations.Location] = field(default_factory=list)
@@ -123,6 +123,8 @@ class Recording:
     batch: int = -1  # the one that its last replay is in, and the ops that it has put there
     unsent: int = 0
     is_verified: bool = False
+    is_published: bool = False
+    generation: int = 0  # of the cache
     is_dead: bool = False
     anchors: list[Any] = field(default_factory=list)
 
@@ -146,6 +148,9 @@ class Recording:
     def fitting(self, tensors: list[Any]) -> tuple[list[Any], Any] | None:
         """The inputs and the tape's numbers, where all is as it was recorded; None where something is not."""
         if self.is_dead:
+            return None
+        if not self.is_published and self.generation != self.client.cache.generation:
+            self.is_dead = True  # what its ops are known by was forgotten
             return None
         forgotten = self.client.cache.forgotten
         if forgotten and not self.entries.isdisjoint(forgotten):
@@ -200,7 +205,8 @@ class Recording:
             for v in range(len(inputs) + len(self.literals), self.values):
                 if v not in owned:
                     self.segments[0].mesh.let_go(refs[v])
-            client.collectives_since_sync |= self.collectives
+            if self.ties:
+                client.ties.put_back(self.ties)
             if client.batch != self.batch:
                 self.batch, self.unsent = client.batch, 0
             self.unsent += self.length

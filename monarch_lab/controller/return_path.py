@@ -127,6 +127,7 @@ def _send_back(crossing: Crossing, number: int | None = None) -> None:
         client.use_scope(move.span)
         client.where.append(locations.here(4))
         client.code.extend((Op.MOVE_BACK, move.number if number is None else number, crossing.number))
+        client.ties.move(move.span.ranks_key)
 
 
 def _give_up(crossing: Crossing) -> None:

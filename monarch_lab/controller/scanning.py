@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller.state import active_mesh, recorder
+from monarch_lab.controller.state import active_mesh, active_stream, recorder
 from monarch_lab.controller.tape import Traced
 from monarch_lab.errors import InternalError, UsageTypeError
 from monarch_lab.tensors import payload
@@ -268,6 +268,8 @@ def scan(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: int)
         from monarch_lab.controller.messages import no_mesh
 
         raise no_mesh(func)
+    if not walk.tensors:
+        mesh = mesh.on(active_stream.get())
     key = tuple(walk.key)
     return Call(func, args, kwargs, key, walk.tensors, walk.numbers, ambient, mesh, walk.hashable, packed=walk.packed)
 

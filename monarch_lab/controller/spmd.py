@@ -80,7 +80,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise UsageValueError(
             "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
         )
-    settle_collectives(client)
+    settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
     shards = _given(mesh, state, cell.shards, cell.ranks)
@@ -133,7 +133,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
     plain = {k: v for k, v in values.items() if not _is_mesh(v)}
     frames, sources = payload.dumps(list(plain.values())) if plain else ([], {})
-    settle_collectives(client)
+    settle_collectives(client, client.all_ranks)
     pending = client.request(lambda ident: wire.PushSpmd(ident, list(plain), sources, shards), ranks, frames)
     client.wait(pending)
     for rank in ranks:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,16 @@ _anomaly = torch.is_anomaly_enabled
 _numbers: dict[tuple[Any, ...], int] = {}
 _values: dict[int, dict[str, Any]] = {}
 _fast: dict[tuple[Any, ...], int] = {}
+
+
+@contextmanager
+def standing_on(stream: Any) -> Iterator[None]:
+    """The active stream of code that runs for what was issued on it, wherever it is asked for."""
+    token = active_stream.set(stream)
+    try:
+        yield
+    finally:
+        active_stream.reset(token)
 
 
 def ambient_number() -> int:

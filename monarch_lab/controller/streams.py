@@ -1,7 +1,8 @@
 """Streams: sequences of ops that each worker runs beside one another, and loans of tensors between them.
 
 A value on a stream has a mesh object of its own (DeviceMesh.on), so that the path of an op knows nothing of streams:
-ops go where their tensors are. What a worker does with them is in worker/streams.py.
+ops go where their tensors are, and the first one after another stream was activated asks whether that is it. What a
+worker does with them is in worker/streams.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from monarch_lab.controller import lending
+from monarch_lab.controller.client import clients
 from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.lending import BORROWED, LentRef, handles_of, line_here
@@ -31,11 +33,19 @@ _named: dict[str, Stream] = {}
 _let_go: deque[Borrow] = deque()  # loans whose handle died; any thread appends
 
 
+def _look_again() -> None:
+    """The next op of each mesh that has streams asks whether it is on the active one."""
+    for client in list(clients):
+        if client.has_streams and client.state == "live":
+            client.forget_scope()
+
+
 class StreamActivation:
     """In force at once, until ``deactivate`` or the end of a ``with``."""
 
     def __init__(self, stream: Stream | None) -> None:
         mesh = active_mesh.get()
+        _look_again()
         self._stream = active_stream.set(stream)
         self._mesh = active_mesh.set(mesh.on(stream)) if mesh is not None else None
         self._active = True
@@ -56,15 +66,17 @@ class StreamActivation:
             active_stream.reset(self._stream)
         except ValueError:  # ended in another context than it began in: an await moved us
             active_stream.set(None)
+        _look_again()
 
 
 class Stream:
-    """``with ml.Stream("copy").activate():`` what is made there, and ops with it, run on that stream of each worker,
-    beside those of others.
+    """``with ml.Stream("copy").activate():`` what is made there, and ops with it there, run on that stream of each
+    worker, beside those of others.
 
-    Each worker has a thread for it (on a GPU a CUDA stream as well). A tensor belongs to the stream it was made on; ops
-    with it run there, and an op that mixes streams is WRONG_STREAM. ``borrow`` takes a tensor to another one. Random
-    numbers are drawn on the default stream alone.
+    Each worker has a thread for it (on a GPU a CUDA stream as well). A tensor belongs to the stream it was made on: an
+    op with it while another one is active, or with tensors of two, is WRONG_STREAM. ``borrow`` takes a tensor to
+    another one. Values may be fetched and ``backward()`` called whatever is active. Random numbers are drawn on the
+    default stream alone.
     """
 
     def __init__(self, name: str) -> None:
@@ -129,6 +141,7 @@ def hand_over(tensor: Any, stream: Stream) -> Any:
     """A tensor that nobody else holds, on another stream for good: a loan that has no end."""
     view, loan = stream.borrow(tensor, mutable=True)
     loan.has_ended = True
+    view._ref.mesh.client.lent.pop(view._ref.id, None)
     return view
 
 
@@ -193,6 +206,7 @@ class Borrow:
         if client.state == "live":
             with contextlib.suppress(DeviceException):  # nothing runs on it any more; what is here is put right
                 self._send_end(home, away, event)
+        client.ended_loans.append(lent.id)
         lending.refuse(handles, lending.DROPPED, ended)
         if self.mutable:
             for ref in self._refs:

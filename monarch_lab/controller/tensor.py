@@ -68,7 +68,7 @@ class MeshTensor(torch.Tensor):
 
     @property
     def stream(self) -> Any:
-        """The stream it is on: ops with it run there."""
+        """The stream it is on: ops with it run there, while it is active."""
         from monarch_lab.controller.streams import MAIN
 
         return behind(self._ref.mesh).stream or MAIN

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,3 +100,42 @@ class GradientWalk:
                 self._add(edge, gradient)
         for i in [i for i in there if i not in kept]:
             del there[i]
+
+
+def execution_order(roots: Sequence[torch.Tensor], wrt: Sequence[torch.Tensor]) -> list[int]:
+    """Indices of ``wrt`` in the order in which torch's engine comes to their nodes in a pass from ``roots``; those that
+    it does not come to last.
+
+    Of the nodes that have got all their gradients the engine runs the one with the highest sequence number (made last;
+    a leaf's is above all) first: pytorch.org, "Autograd mechanics".
+    """
+    starts = list(dict.fromkeys(get_gradient_edge(t).node for t in roots))
+    missing: dict[Any, int] = {}  # node -> edges that lead to it and have given nothing yet
+    todo, seen = starts[:], set(starts)
+    while todo:
+        for follower in _followers(todo.pop()):
+            missing[follower] = missing.get(follower, 0) + 1
+            if follower not in seen:
+                seen.add(follower)
+                todo.append(follower)
+    tie = itertools.count()
+    ready = [(-_sequence(node), next(tie), node) for node in starts if not missing.get(node)]
+    heapq.heapify(ready)
+    place: dict[Any, int] = {}
+    while ready:
+        node = heapq.heappop(ready)[2]
+        place[node] = len(place)
+        for follower in _followers(node):
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (-_sequence(follower), next(tie), follower))
+    nodes = [get_gradient_edge(t).node if t.requires_grad else None for t in wrt]
+    return sorted(range(len(wrt)), key=lambda k: place.get(nodes[k], len(place)))
+
+
+def _sequence(node: Any) -> int:
+    return node._sequence_nr()  # noqa: SLF001  torch has no public name for it
+
+
+def _followers(node: Any) -> list[Any]:
+    return [follower for follower, _ in node.next_functions if follower is not None]

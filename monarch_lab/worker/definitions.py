@@ -1,4 +1,5 @@
-"""What the kernel has defined for the op stream: each has a number, is sent once and never changes."""
+"""What the kernel has defined for the op stream: each has a number, is sent once and never changes
+until it is forgotten."""
 
 from __future__ import annotations
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 class Definitions:
     """By number. ``make_entry`` turns an EntryDef and its template into an Entry, ``make_recording`` a RecordingDef
-    into a Recording (they need the engine)."""
+    into a Recording (they need the engine); ``drop_entry`` is told which are forgotten."""
 
     def __init__(
         self,
         make_entry: Callable[[wire.EntryDef, calls.Template], calls.Entry],
         make_recording: Callable[[wire.RecordingDef], Recording],
+        drop_entry: Callable[[int], None],
     ) -> None:
         self.meshes: dict[int, wire.MeshDef] = {}
         self.templates: dict[int, calls.Template] = {}
@@ -33,6 +35,7 @@ class Definitions:
         self._payloads: dict[int, Any] = {}
         self._make_entry = make_entry
         self._make_recording = make_recording
+        self._drop_entry = drop_entry
 
     def add(self, order: wire.Define, frames: Sequence[bytes | memoryview]) -> None:
         rest = list(frames)
@@ -60,6 +63,16 @@ class Definitions:
                     self.plans[definition.plan] = definition
                 case wire.RecordingDef():
                     self.recordings[definition.recording] = self._make_recording(definition)
+                case wire.ForgetDef():
+                    for known, numbers in (
+                        (self.templates, definition.templates),
+                        (self.entries, definition.entries),
+                        (self.plans, definition.plans),
+                    ):
+                        for number in numbers:
+                            known.pop(number, None)
+                    for number in definition.entries:
+                        self._drop_entry(number)
 
     def _function(self, name: str) -> Any:
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from monarch_lab.tensors.gradient_walk import GradientWalk
+from monarch_lab.tensors.gradient_walk import GradientWalk, execution_order
 from monarch_lab.worker.calls import refuse_failed
 
 _walks: dict[int, GradientWalk] = {}
@@ -20,6 +20,11 @@ def begin(number: float, roots: list[torch.Tensor], grads: list[Any], wrt: list[
 
 def gradient(number: float, k: int) -> tuple[torch.Tensor | None, int]:
     return _walks[int(number)].gradient(k), k
+
+
+def order(roots: list[torch.Tensor], wrt: list[torch.Tensor]) -> list[int]:
+    refuse_failed(*roots, *wrt)
+    return execution_order(roots, wrt)
 
 
 def end(number: float) -> None:

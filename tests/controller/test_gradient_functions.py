@@ -92,6 +92,68 @@ def test_a_walk_comes_to_functions_of_the_kernel(cell: Any) -> None:
     assert found.tolist() == [3, 3]
 
 
+def test_the_order_in_which_gradients_are_there_is_that_of_a_backward_pass(mesh: Any) -> None:
+    def run() -> Any:
+        a, b, c, d, unused = (leaf(float(k + 1)) for k in range(5))
+        first = a * 2
+        second = first * c
+        loss = (second + b * 3).exp() * d
+        assert ml.gradient_execution_order([loss], [a, b, c, d]) == [3, 1, 2, 0]
+        assert ml.gradient_execution_order(loss, [unused, first, second, b, d]) == [4, 3, 2, 1, 0]
+        wrt = [a, b, c, d]
+        came: list[int] = []
+        for k, t in enumerate(wrt):
+            t.register_hook(lambda g, k=k: came.append(k))
+        order = ml.gradient_execution_order([loss, second.sum()], wrt)
+        (loss + second.sum()).backward()
+        assert came == order
+        return a.grad
+
+    run_on_both(mesh, run)
+
+
+def test_the_order_of_the_acceptance_list(mesh: Any) -> None:
+    def run() -> Any:
+        x, y, z, w = leaf(1.0), leaf(2.0), leaf(3.0), leaf(4.0)
+        h = x * z
+        loss = ((h + y) * w).sum()
+        order = ml.gradient_execution_order([loss], [h, y, x, w])
+        assert order == [3, 1, 0, 2]
+        return list(ml.grad_generator(loss, [[h, y, x, w][k] for k in order]))
+
+    run_on_both(mesh, run)
+
+
+def test_gradients_of_trees_come_in_reverse_order_of_their_registration(mesh: Any) -> None:
+    def run() -> Any:
+        w, v, unused = leaf(2.0), leaf(3.0), leaf(4.0)
+        walk = ml.GradGenerator()
+        h = w * 5
+        walk.grad({"w": [w, unused], "k": 7})
+        out = h * v
+        walk.grad((h, v))
+        walk.root(out * 2, torch.tensor([10.0]))
+        walk.root(out.sum())
+        (dh, dv), first = walk
+        assert first["w"][1] is None and first["k"] is None
+        with pytest.raises(ValueError, match="no root"):
+            list(ml.GradGenerator())
+        return dh, dv, first["w"][0]
+
+    _, plain = run_on_both(mesh, run)
+    assert [t.item() for t in plain] == [63.0, 210.0, 315.0]
+
+
+def test_a_walk_whose_graph_comes_back_over_another_mesh_is_refused(grid: Any) -> None:
+    with grid.slice(host=0).activate():
+        x = leaf(2.0)
+        back = (x * 2).to_mesh(grid.slice(host=1)).to_mesh(grid.slice(host=0))
+        loss = (back * x).sum()
+        for ask in (ml.grad_generator, ml.gradient_execution_order):
+            with pytest.raises(TypeError, match="comes back"):
+                ask(loss, [x])
+
+
 def test_what_a_walk_refuses(cell: Any) -> None:
     x = leaf(1.0, 2.0)
     with pytest.raises(RuntimeError, match="scalar outputs"):

@@ -261,6 +261,12 @@ def test_deactivate_ends_the_last_activation_of_the_mesh(mesh: Any) -> None:
     assert type(torch.ones(1)) is torch.Tensor
 
 
+def _fail_on_first(x: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    if rank.item() == 0:
+        raise RuntimeError("not today")
+    return x
+
+
 def test_an_idle_host_is_not_needed_for_what_runs_on_another(grid: Any) -> None:
     import os
     import signal
@@ -274,6 +280,10 @@ def test_an_idle_host_is_not_needed_for_what_runs_on_another(grid: Any) -> None:
             x = torch.ones(3, 4)
             assert ml.inspect(x).sum() == 12
             assert ml.inspect(x + 1, gpu=1).sum() == 24
+            assert ml.inspect((x + first.rank("gpu")).reduce("gpu")).sum() == 36
+            assert (x * 2).reduce("gpu").sum().item() == 48
+            with pytest.raises(ml.RemoteException, match="not today"):
+                ml.inspect(ml.remote(_fail_on_first)(x, first.rank("gpu")).reduce("gpu"), gpu=1)
     finally:
         for pid in idle:
             os.kill(pid, signal.SIGCONT)

@@ -467,13 +467,16 @@ def test_a_value_moves_to_another_stream_and_mesh_and_stays_there(stream_cell: A
     mesh = cell.slice(gpu=1)
     moved = (torch.ones(3) + 1).slice_mesh(gpu=0).to_mesh(mesh, stream=other)
     assert moved.stream is other and moved.mesh.ranks == mesh.ranks
-    assert ml.inspect(moved * 2).tolist() == [4, 4, 4]
+    with other.activate():
+        assert ml.inspect(moved * 2).tolist() == [4, 4, 4]
     with pytest.raises(TypeError, match="WRONG_STREAM"):
         moved + (torch.ones(3)).slice_mesh(gpu=1)
-    back = moved.to_mesh(mesh, stream=ml.Stream("third"))
+    third = ml.Stream("third")
+    back = moved.to_mesh(mesh, stream=third)
     del moved
     gc.collect()
-    assert ml.inspect(back + 1).tolist() == [3, 3, 3]
+    with third.activate():
+        assert ml.inspect(back + 1).tolist() == [3, 3, 3]
     with other.activate():
         there = torch.full((2,), 5.0).slice_mesh(gpu=0).to_mesh(mesh)
     assert there.stream is other and ml.inspect(there).tolist() == [5, 5]

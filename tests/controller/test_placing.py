@@ -218,3 +218,26 @@ def test_the_memory_of_large_values_is_used_again_when_no_process_reads_it(cell:
 def _open_segments() -> int:
     paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
     return sum("memfd:monarch_lab" in os.readlink(p) for p in paths if os.path.lexists(p))
+
+
+def test_a_value_that_could_not_be_put_there_is_told_at_the_next_wait(mesh: Any, monkeypatch: Any) -> None:
+    mesh.sync()
+    with monkeypatch.context() as patched:
+        patched.setattr(type(mesh), "torch_device", "hpu:3")  # as memory that does not suffice: it is refused there
+        with mesh.activate():
+            far = torch.tensor([1.0, 2.0])
+    with pytest.raises(ml.RemoteException, match="rank 0|ranks 0, 1") as told:
+        mesh.sync()
+    assert told.value.issued[0].source == "far = torch.tensor([1.0, 2.0])"
+    mesh.sync()
+    with pytest.raises(ml.RemoteException):
+        ml.inspect(far + 1)
+
+
+def test_a_wait_ends_when_what_was_put_there_is_there(mesh: Any) -> None:
+    mesh.sync()
+    before = mesh.client.batch
+    mesh.shard(torch.arange(4.0), "gpu")
+    mesh.sync()
+    assert mesh.client.batch > before
+    assert all(mesh.client.progress.is_done(rank, before + 1) for rank in mesh.ranks_key)

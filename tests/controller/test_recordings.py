@@ -365,6 +365,15 @@ def test_literals_are_new_at_each_call(cell: Any) -> None:
         assert values(total(torch.full((2,), float(k)))) == [k, 10.0 + k]
 
 
+def test_a_large_literal_is_there_at_each_call(cell: Any) -> None:
+    @ml.compile
+    def add(x: Any) -> Any:
+        return (x + torch.tensor(list(range(1 << 17))))[-2:]
+
+    for k in range(4):
+        assert add(torch.full((1,), k)).tolist() == [(1 << 17) - 2 + k, (1 << 17) - 1 + k]
+
+
 def test_coordinates_differ_by_rank_in_a_replay_too(cell: Any) -> None:
     @ml.compile
     def own(x: Any) -> Any:

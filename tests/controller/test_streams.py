@@ -44,7 +44,6 @@ def test_what_is_made_on_a_stream_is_computed_there(cell: Any, side: ml.Stream) 
     z = torch.ones(3)
     assert z.stream is ml.get_active_stream() and z.stream is not side
     assert rank_values(z + 1) == [[2, 2, 2]] * 2
-    assert (x * 2).stream is side, "ops go where their tensors are"
 
 
 def _gate() -> threading.Event:
@@ -88,6 +87,43 @@ def test_an_op_that_mixes_streams_is_refused(cell: Any, side: ml.Stream) -> None
         y.reduce_("gpu")
 
 
+def test_an_op_is_on_the_active_stream_or_refused(cell: Any, side: ml.Stream) -> None:
+    with ml.no_mesh.activate():
+        local = torch.ones(1)
+    x = torch.ones(2)
+    uses = [lambda t: t + 1, lambda t: t + t, torch.exp, lambda t: t.add_(1), lambda t: t.clamp(max=0.25), torch.sinc]
+    with side.activate():
+        y = torch.ones(2)
+        found = [use(y.clone()) for use in uses[:-1]]  # known kinds, and one seen for the first time
+        for use in uses:
+            with pytest.raises(TypeError, match="WRONG_STREAM.*of the default stream.*activate the stream"):
+                use(x)
+        assert rank_values(y + cell.rank("gpu") + cell.replicate(local)) == [[2, 2], [3, 3]]
+    for use in uses:
+        with pytest.raises(TypeError, match='WRONG_STREAM.*on the default stream was given.*stream "side"'):
+            use(y)
+    assert rank_values(x) == rank_values(y) == [[1, 1]] * 2
+    for t in found:
+        assert t.stream is side and rank_values(t)
+    with side.activate(), ml.no_mesh.activate():
+        assert rank_values(y + 1) == [[2, 2]] * 2, "no mesh need be active"
+
+
+def test_gradients_are_those_of_the_stream_of_the_forward_pass(cell: Any, side: ml.Stream) -> None:
+    with side.activate():
+        w = torch.full((2,), 3.0).requires_grad_()
+        loss, again = (w * w).sum(), (w * 2).sum()
+    loss.backward()
+    (given,) = ml.grad_generator(again, [w])
+    assert w.grad.stream is side and rank_values(w.grad) == [[6, 6]] * 2 and given.tolist() == [2, 2]
+    v = torch.ones(2).requires_grad_()
+    v.register_hook(lambda g: g * 2)
+    kept = (v * 3).sum()
+    with side.activate():
+        kept.backward()
+    assert v.grad.tolist() == [6, 6]
+
+
 def test_a_stream_is_of_the_context_and_nests(mesh: Any, side: ml.Stream) -> None:
     main = ml.get_active_stream()
     activation = side.activate()
@@ -106,19 +142,24 @@ def test_a_stream_is_of_the_context_and_nests(mesh: Any, side: ml.Stream) -> Non
 
 
 def test_a_loan_to_be_read_can_be_read_on_both_and_written_on_none(cell: Any, side: ml.Stream) -> None:
+    def on_side(t: Any) -> None:
+        with side.activate():
+            t.add_(1.0)
+
     x = torch.zeros(2) + own_number(cell)
     x.add_(0.0)
     row = x[:1]
     view, loan = side.borrow(x)
     other, second = ml.Stream("other").borrow(x)
-    assert view.stream is side and rank_values(view + 1) == [[1, 1], [2, 2]]
+    with side.activate():
+        assert view.stream is side and rank_values(view + 1) == [[1, 1], [2, 2]]
     assert rank_values(other) == rank_values(x + 0) == [[0, 0], [1, 1]]
     writes = [
         lambda: x.add_(1.0),
         lambda: row.mul_(2.0),
         lambda: torch.add(row, 1.0, out=x),
         lambda: x.__setitem__(0, 5.0),
-        lambda: view.add_(1.0),
+        lambda: on_side(view),
         lambda: ml.remote(lambda t: t.add_(0.0))(x),
     ]
     for write in writes:
@@ -171,10 +212,11 @@ def test_a_loan_is_lent_on_and_comes_back(cell: Any, side: ml.Stream) -> None:
     assert rank_values(again + 1) == [[1]] * 2
     with pytest.raises(RuntimeError, match="end that loan first"):
         loan.drop()
-    with pytest.raises(TypeError, match="MUTATING_BORROW"):
+    with side.activate():
+        with pytest.raises(TypeError, match="MUTATING_BORROW"):
+            view.add_(1)
+        inner.drop()
         view.add_(1)
-    inner.drop()
-    view.add_(1)
     loan.drop()
     assert rank_values(x) == [[1]] * 2
 
@@ -298,7 +340,8 @@ def test_a_failure_on_a_stream_is_raised_at_its_line(cell: Any, side: ml.Stream)
 def test_what_torch_keeps_for_a_process_is_for_one_stream_at_a_time(cell: Any, side: ml.Stream) -> None:
     for _ in range(3):  # learned, then issued without a wait
         with side.activate():
-            x = torch.ones(1) + 1
+            torch.ones(1) + 1
+        torch.ones(1) + 1
     torch.set_default_dtype(torch.float64)
     try:
         with pytest.raises(ml.UsageError, match=r"wait for the streams first, with mesh\.sync"):
@@ -308,8 +351,8 @@ def test_what_torch_keeps_for_a_process_is_for_one_stream_at_a_time(cell: Any, s
         with side.activate(), pytest.raises(ml.UsageError, match="on the default stream"):
             torch.arange(6) / 2
         torch.set_default_dtype(torch.float32)
-        with pytest.raises(ml.UsageError, match="may still run"):
-            x + 2
+        with side.activate(), pytest.raises(ml.UsageError, match="may still run"):
+            torch.ones(1) + 2
         cell.sync()
         with side.activate():
             assert (torch.arange(7) / 2).dtype is torch.float32
@@ -333,7 +376,8 @@ def test_an_interrupt_ends_a_function_on_a_stream(cell: Any, side: ml.Stream) ->
     started = time.monotonic()
     cell.interrupt()
     assert time.monotonic() - started < 4
-    assert rank_values(x + 1) == [[2, 2]] * 2
+    with side.activate():
+        assert rank_values(x + 1) == [[2, 2]] * 2
     del bad
 
 
