@@ -14,6 +14,7 @@ from monarch_lab.config import Settings
 from monarch_lab.controller import failures
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.front import Front, get_default_front
+from monarch_lab.controller.inputs import Inputs
 from monarch_lab.controller.outgoing import Outgoing
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
@@ -41,6 +42,7 @@ class Listener(Outgoing):
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self._inputs = Inputs(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._a_rank_ended = threading.Event()
         self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
@@ -58,10 +60,18 @@ class Listener(Outgoing):
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.OutputTail():
+                (self.front or get_default_front()).output_tail(rank, self.label(rank), message)
             case wire.DeviceMemory():
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
+                for pending in self._waiters[-1:]:
+                    pending.bell.put(None)
+            case wire.Displayed() | wire.Cleared():
+                (self.front or get_default_front()).show(rank, message)
+            case wire.InputRead():
+                self._inputs.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
             case wire.Called():
@@ -131,8 +141,11 @@ class Listener(Outgoing):
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+        for notice in self._watch.look(facts, self._is_user_asked(), now):
             self._tell_notice(notice)
+
+    def _is_user_asked(self) -> bool:
+        return any(p.serving or bool(p) for p in (self._prompts, self._inputs))
 
     def _ask_progress(self) -> None:
         """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
@@ -168,6 +181,7 @@ class Listener(Outgoing):
     def _give_up(self, rank: int) -> None:
         self._a_rank_ended.set()
         self._prompts.forget(rank)
+        self._inputs.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
             if not pending.waiting:
@@ -182,7 +196,7 @@ class Listener(Outgoing):
         return bool(self._waiters)
 
     def is_debugging(self, rank: int) -> bool:
-        return self._prompts.is_waiting(rank)
+        return self._prompts.is_waiting(rank) or self._inputs.is_waiting(rank)
 
-    def _reply(self, rank: int, reply: wire.DebugReply) -> None:
+    def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))

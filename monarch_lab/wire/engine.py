@@ -9,6 +9,12 @@ The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spm
 
 from __future__ import annotations
 
+from monarch_lab.wire.asking import InputRead as InputRead
+from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.looking import Look as Look
+from monarch_lab.wire.looking import Looked as Looked
+from monarch_lab.wire.lookup import LookedUp as LookedUp
+from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
@@ -21,14 +27,18 @@ from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
 from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
 from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
+from monarch_lab.wire.op_stream import Related as Related
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.showing import Cleared as Cleared
+from monarch_lab.wire.showing import Displayed as Displayed
 from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
 from monarch_lab.wire.spmd import PullSpmd as PullSpmd
 from monarch_lab.wire.spmd import PushSpmd as PushSpmd
 from monarch_lab.wire.spmd import RunSpmd as RunSpmd
 from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules as SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -100,8 +110,8 @@ class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
     ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
-    ``loans``: what Returned calls them, see transport/lending.py.
-    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
@@ -191,7 +201,9 @@ class Vary(Message, frozen=True):
     position: int
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -239,6 +251,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook
@@ -275,7 +288,7 @@ class DebugReply(Message, frozen=True):
     declined: bool = False
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | InputReply | FreeSpmd | Look | LookUp
 
 
 # --- reports, worker to kernel
@@ -398,6 +411,17 @@ class Output(Message, frozen=True):
     text: str
 
 
+class OutputTail(Message, frozen=True):
+    """A cell's output has become too much to send: its newest lines, (stream, text), in place of those of the last such
+    message. ``left_out`` lines lie before them; ``path`` has all ("" for none), ``note`` what there is to say of it."""
+
+    cell: int
+    left_out: int
+    path: str
+    note: str
+    lines: list[tuple[str, str]]
+
+
 class DeviceMemory(Message, frozen=True):
     """What torch holds on the worker's GPU, when it has changed: at most once a second."""
 
@@ -437,8 +461,14 @@ Report = (
     | FetchFailed
     | SpmdEnded
     | Output
+    | OutputTail
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | InputRead
+    | LookedUp
+    | Displayed
+    | Cleared
     | Crashed
+    | Looked
 )
