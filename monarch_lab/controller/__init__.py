@@ -1,6 +1,7 @@
 """The kernel's side of mesh tensors: intercepts ops, knows their results' metadata, and streams them out.
 
 tensor.py     the tensor class           dispatch.py   one op, from call to stream
+operators.py  its arithmetic, the quickest way
 scanning.py   arguments taken apart      learning.py   the first call of a kind
 cache.py      what was learned           autograd.py   backward and .grad
 constants.py  numbers kept here          answers.py    what needs no op
