@@ -312,6 +312,8 @@ class Client:
                 self._told_streams.add((rank, stream))
                 define, payloads = self.defined.order()
                 self.supervisor.send((rank,), encode(wire.OnStream(stream, define)), payloads)
+                recordings = wire.Define(list(self.recordings.values()))
+                self.supervisor.send((rank,), encode(wire.OnStream(stream, recordings)))
         return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:

@@ -129,6 +129,7 @@ class Compiled:
         try:
             with MathHook():
                 result = self._fn(*args, **kwargs)
+            recorder.check_loans()
             client.flush()
             client.recorder = None
             recording = build(recorder, result)
