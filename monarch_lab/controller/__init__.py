@@ -29,7 +29,7 @@ lending.py    what may not be used or written   spmd.py        %%spmd cells from
 ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
-            recording.py      its replay
+            recording.py      its replay                      record_steps.py  loans and moves inside
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
 """

@@ -16,7 +16,7 @@ import torch
 
 from monarch_lab.controller import locations, tries
 from monarch_lab.controller.cache import Entry
-from monarch_lab.controller.lending import check_stream
+from monarch_lab.controller.lending import turn_to
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -193,7 +193,7 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         operation.append(t._ref.id)
     with client.lock:
         if mesh.ranks_key is not client.scope:
-            _turn_to(client, mesh)
+            turn_to(client, mesh)
         if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
@@ -208,12 +208,6 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         where.append(_here(3))
         client.code.extend(operation)
     return outs
-
-
-def _turn_to(client: Any, mesh: Any) -> None:
-    """An op that is not for the mesh and stream of the last one, or the first one after a stream was activated."""
-    check_stream("an op", mesh)
-    client.use_scope(mesh)
 
 
 def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any) -> Any:
@@ -252,7 +246,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             return dispatch(func, (self, other))
         with client.lock:
             if mesh.ranks_key is not client.scope:
-                _turn_to(client, mesh)
+                turn_to(client, mesh)
             if client.dead:
                 client.drain_dead()
             if ambient != client.ambient:

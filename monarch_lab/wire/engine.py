@@ -4,25 +4,34 @@ Orders go out on one PUB socket; the topic is ``ALL`` or ``topic(rank)``. Report
 A worker reads nothing before a Welcome that carries the mesh's key, the kernel nothing before a Hello that does.
 Large data follow the header as further frames.
 
-The op stream. ``Batch.code`` is a flat list of integers. An op is
-
-    [entry, input refs ..., positions in Batch.numbers ..., output refs ...]
-
-with the counts known from the entry's definition. Entries below FIRST_ENTRY are the instructions of ``Op``.
-Refs are positive; an output learned from its first run has a negative one (see Learn.first_out).
+The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spmd.py; both are named here too.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-import msgspec
-
+from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
+from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
+from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
+from monarch_lab.wire.op_stream import Definition as Definition
+from monarch_lab.wire.op_stream import EntryDef as EntryDef
+from monarch_lab.wire.op_stream import Failure as Failure
+from monarch_lab.wire.op_stream import ForgetDef as ForgetDef
+from monarch_lab.wire.op_stream import MeshDef as MeshDef
+from monarch_lab.wire.op_stream import MoveDef as MoveDef
+from monarch_lab.wire.op_stream import Op as Op
+from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
+from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
+from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
+from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
+from monarch_lab.wire.spmd import PullSpmd as PullSpmd
+from monarch_lab.wire.spmd import PushSpmd as PushSpmd
+from monarch_lab.wire.spmd import RunSpmd as RunSpmd
+from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
-FIRST_ENTRY = 16
 
 
 def topic(rank: int) -> bytes:
@@ -31,174 +40,6 @@ def topic(rank: int) -> bytes:
 
 def control_topic(rank: int) -> bytes:
     return b"!%d." % rank
-
-
-class Op(IntEnum):
-    """Instructions of the stream that are not calls."""
-
-    DELETE = 0  # [0, ref]
-    AMBIENT = 1  # [1, ambient]: the state of the following ops, see AmbientDef
-    SET_GRAD = 2  # [2, ref, grad ref or 0]
-    BACKWARD = 3  # [3, plan, refs as BackwardDef says ...]
-    SIGNAL = 4  # [4, event]: what this stream did so far is done for whoever waits
-    WAIT = 5  # [5, event]: until another stream has signalled it; each event serves once
-    LEND = 6  # [6, ref, new ref]: the new one is the same data, for another stream
-    RETURN = 7  # [7, lent ref, ref]: where the lent one failed, so has this
-    MOVE = 8  # [8, move, ref, ref of the result, crossing]: see MoveDef
-    MOVE_BACK = 9  # [9, move, crossing]: the gradient of a result, back to where the value came from
-    REPLAY = 10  # [10, recording, input refs ..., positions in Batch.numbers ..., output refs ...], see RecordingDef
-
-
-class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
-    """What the controller knows of a tensor without having it.
-
-    ``shape``, ``stride`` and ``offset`` in elements; dtype, layout and device by torch's names ("float32",
-    "strided", "cpu"). ``stride`` is empty for layouts that have none.
-    """
-
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int
-    dtype: str
-    layout: str
-    device: str
-    requires_grad: bool
-    is_leaf: bool
-    is_conj: bool = False
-    is_neg: bool = False
-    is_view: bool = False
-    is_inference: bool = False
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """An exception of a worker. ``pickled`` is the exception itself where it could be pickled."""
-
-    type_name: str
-    text: str
-    frames: list[tuple[str, int, str, str]]  # file, line, function, source line
-    pickled: bytes = b""
-    interrupted: bool = False
-    entry: int = 0  # the entry whose prediction was wrong
-    rank: int = -1  # where it happened: others may hold it too, through a collective
-    severed: bool = False  # a collective whose other ranks could not be reached: the end of one may be the cause
-
-
-# --- definitions; each has a number that is never reused, and is sent once to every worker
-
-
-class TemplateDef(Message, frozen=True):
-    """A call without its refs. ``tree`` is a pickled tensors.template.CallTree in one frame of the Define message."""
-
-    template: int
-    function: str  # what tensors/naming.py gives
-    inputs: int
-    numbers: int
-    collective: bool  # takes part even where its input failed
-
-
-class EntryDef(Message, frozen=True):
-    """A template with the results it gave: checked on the worker at every call.
-
-    ``keeps[i]``: output i is input keeps[i] itself (k >= 0), output -2-k itself (k <= -2), or a new value (-1).
-    ``tree``: the structure of the result, see worker/learning.py. ``after``: inputs whose metadata changes.
-    """
-
-    entry: int
-    template: int
-    tree: list
-    outputs: list[TensorMeta]
-    keeps: list[int]
-    after: list[tuple[int, TensorMeta]]
-    inputs: list[TensorMeta]
-    writes: list[int] = []  # inputs that are written
-    private: bool = False  # a sampler that rejects: see worker/randomness.py, reseeded
-
-
-class AmbientDef(Message, frozen=True):
-    ambient: int
-    values: dict[str, bool | int | str | tuple[int, ...]]
-
-
-class PayloadDef(Message, frozen=True):
-    """A function sent by value: ``frames`` frames of the Define message."""
-
-    payload: int
-    frames: int
-    sources: dict[str, str]  # file name -> text, for tracebacks and pdb
-
-
-class MeshDef(Message, frozen=True):
-    """A mesh's dims and its ranks, row-major."""
-
-    mesh: int
-    names: list[str]
-    sizes: list[int]
-    ranks: list[int]
-
-
-class MoveDef(Message, frozen=True):
-    """A value from the processes of one mesh to those of another; each group is done by itself, in this order.
-
-    ``spread``: a group's first rank has the value, the others get it. ``stack`` and ``sum``: the first gets what the
-    others have. A rank that gets and has a value is named twice. ``meta``: of the result; ``given``: of what is moved.
-    Where the stream has a crossing (not 0), gradients go back: it is the ref of a stand-in for the value, on the ranks
-    that have it, whose backward pass goes on with what MOVE_BACK brings; ``home`` are all the ranks that have one.
-    """
-
-    move: int
-    kind: str
-    groups: list[list[int]]
-    home: list[int]
-    given: TensorMeta
-    meta: TensorMeta
-
-
-class BackwardDef(Message, frozen=True):
-    """A backward pass with what it did the first time.
-
-    Refs in the stream: ``roots`` roots, ``roots`` gradients or 0, ``inputs`` inputs, then for each touched leaf its
-    ref, the ref of its new ``.grad`` or 0, and 0 or the ref of the gradient that it is added to; then the
-    ``crossings`` whose gradient it reaches. ``grads``: metadata of the leaves' gradients.
-    """
-
-    plan: int
-    roots: int
-    inputs: int
-    keep_graph: bool
-    create_graph: bool
-    grads: list[TensorMeta]
-    crossings: int = 0
-
-
-class RecordingDef(Message, frozen=True):
-    """A stretch of the op stream to be run again, on values that each REPLAY names.
-
-    ``code`` is as Batch.code with names of its own for refs: 1 to ``inputs`` are the inputs, what is above is made
-    inside; it deletes nothing. A position in numbers below ``len(numbers)`` means those, what is above the
-    ``varying`` ones of the REPLAY. ``outputs``: names of the values that get the REPLAY's output refs. ``copied``:
-    inputs that stand for literals, so that each run gets a copy. Given up by a DELETE of its number, which is a ref.
-    """
-
-    recording: int
-    inputs: int
-    varying: int
-    outputs: list[int]
-    copied: list[int]
-    code: list[int]
-    numbers: list[int | float]
-
-
-class ForgetDef(Message, frozen=True):
-    """No order uses these any more."""
-
-    templates: list[int]
-    entries: list[int] = []
-    plans: list[int] = []
-
-
-Definition = (
-    TemplateDef | EntryDef | AmbientDef | PayloadDef | MeshDef | MoveDef | BackwardDef | RecordingDef | ForgetDef
-)
 
 
 # --- orders, kernel to worker
@@ -348,45 +189,6 @@ class Vary(Message, frozen=True):
     position: int
 
 
-class RunSpmd(Message, frozen=True):
-    """Run a ``%%spmd`` cell on ``ranks``; the others only take part in forming the default process group where
-    ``group`` is a new number. Answered by SpmdEnded.
-
-    ``source`` has the lines of the notebook's cell, the magic's own left blank. ``names`` and ``sizes``: the mesh's
-    dims. ``shards``: (name, ref) of the notebook's tensors in it. ``out``: variables, and the refs to keep them under.
-    ``group`` 0: the default group is left as it is.
-    """
-
-    ident: int
-    cell: int
-    ranks: list[int]
-    group: int
-    source: str
-    filename: str
-    is_quiet: bool
-    names: list[str]
-    sizes: list[int]
-    shards: list[tuple[str, int]]
-    out: list[tuple[str, int]]
-
-
-class PushSpmd(Message, frozen=True):
-    """Put values (pickled in the frames) and tensors of the notebook into the namespace of ``%%spmd`` cells. Answered
-    by Fetched, without values, or FetchFailed."""
-
-    ident: int
-    names: list[str]
-    sources: dict[str, str]
-    shards: list[tuple[str, int]]
-
-
-class PullSpmd(Message, frozen=True):
-    """Send variables of ``%%spmd`` cells, tensors on the CPU. Answered by Fetched or FetchFailed."""
-
-    ident: int
-    names: list[str]
-
-
 Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
 
 
@@ -469,13 +271,6 @@ class DebugReply(Message, frozen=True):
     number: int
     line: str | None
     declined: bool = False
-
-
-class FreeSpmd(Message, frozen=True):
-    """A rank of this ``%%spmd`` cell has failed: end the wait of the others in a collective. Their group is of no use
-    after it; the next cell has a new one."""
-
-    ident: int
 
 
 Control = Interrupt | DebugReply | FreeSpmd
@@ -584,23 +379,6 @@ class FetchFailed(Message, frozen=True):
     ident: int
     failure: Failure
     dependent: bool = False
-
-
-class SpmdEnded(Message, frozen=True):
-    """A ``%%spmd`` cell ended here. ``shown``: the repr of its last expression. ``freed``: it failed because its wait
-    in a collective was ended. ``missing``: the name of a NameError. ``outs``: of each variable asked for, its metadata,
-    or why it is no tensor. ``written``: refs of the notebook's tensors whose data has changed. ``sequences``:
-    collectives begun, by group; empty where there is no default group that can be used. ``names``: the namespace's."""
-
-    ident: int
-    shown: str | None = None
-    failure: Failure | None = None
-    freed: bool = False
-    missing: str = ""
-    outs: list[TensorMeta | str] = []
-    written: list[int] = []
-    sequences: dict[str, int] = {}
-    names: list[str] = []
 
 
 class Output(Message, frozen=True):

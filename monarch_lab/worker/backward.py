@@ -1,6 +1,6 @@
 """Backward passes, and which leaves got a gradient from them.
 
-Leaves say so themselves, by a hook set when they became leaves (Engine.arm), so the answer is what autograd did,
+Leaves say so themselves, by a hook set when they became leaves (OpStream.arm), so the answer is what autograd did,
 not what the graph suggests. The first pass over a graph of one kind reports; later ones are checked against it.
 """
 
@@ -18,7 +18,7 @@ from monarch_lab.worker.calls import refuse_failed
 from monarch_lab.worker.failures import PredictionError
 
 if TYPE_CHECKING:
-    from monarch_lab.worker.engine import Engine
+    from monarch_lab.worker.op_stream import OpStream
 
 
 def width(plan: wire.BackwardDef) -> int:
@@ -38,7 +38,7 @@ def crossing_refs(plan: wire.BackwardDef, code: list[int], i: int) -> list[int]:
 
 
 def run(
-    engine: Engine, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
+    engine: OpStream, roots: list[Any], gradients: list[Any], inputs: list[Any], keep: bool, create: bool
 ) -> list[int]:
     """The crossings whose gradient was reached."""
     refuse_failed(*roots, *gradients, *inputs)
@@ -54,18 +54,18 @@ def run(
     return sorted(crossings)
 
 
-def _touched(engine: Engine) -> set[int]:
+def _touched(engine: OpStream) -> set[int]:
     """The leaves that got a gradient. A leaf whose handle is gone still has its hook, and so has one that was frozen
     since, whose hook is called with nothing."""
     cells = engine.cells
     return {ref for ref in engine.touched if ref in cells and cells[ref].grad is not None}
 
 
-def _values(engine: Engine, refs: list[int]) -> list[Any]:
+def _values(engine: OpStream, refs: list[int]) -> list[Any]:
     return [engine.cells[ref] if ref else None for ref in refs]
 
 
-def tell(engine: Engine, next_ref: Callable[[], int]) -> tuple[list[int], list[int], list[wire.TensorMeta]]:
+def tell(engine: OpStream, next_ref: Callable[[], int]) -> tuple[list[int], list[int], list[wire.TensorMeta]]:
     """The leaves that got a gradient since the last report, the refs of those that are new, and their metadata."""
     touched = sorted(_touched(engine))  # the order in which a rank reached them is its own
     engine.touched.clear()
@@ -86,7 +86,7 @@ def tell(engine: Engine, next_ref: Callable[[], int]) -> tuple[list[int], list[i
 
 
 def learn(
-    engine: Engine, order: wire.LearnBackward, roots: list[Any]
+    engine: OpStream, order: wire.LearnBackward, roots: list[Any]
 ) -> tuple[wire.BackwardLearned, BaseException | None]:
     """What the pass did; with the exception that ended it, up to there."""
     had = {}
@@ -127,7 +127,7 @@ def missed(plan: wire.BackwardDef, touched: int) -> PredictionError:
     )
 
 
-def replay(engine: Engine, plan: wire.BackwardDef, code: list[int], i: int) -> int:
+def replay(engine: OpStream, plan: wire.BackwardDef, code: list[int], i: int) -> int:
     cells = engine.cells
     a = i + 2
     b = a + plan.roots

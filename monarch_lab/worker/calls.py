@@ -21,7 +21,7 @@ from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.learning import Rejecting, version
 
 if TYPE_CHECKING:
-    from monarch_lab.worker.engine import Engine
+    from monarch_lab.worker.op_stream import OpStream
 
 OpFunction = Callable[[dict[int, Any], list[int], int, list[Any]], int]
 
@@ -115,7 +115,7 @@ class _Placed(Source):
 class OpCode:
     """Writes the code of ops: the call, the check of its prediction, and the stores of what is new."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: OpStream) -> None:
         self.engine = engine
         self.source = _Placed()
         self.names = self.source.names
@@ -208,7 +208,7 @@ def _shape(sizes: tuple[int, ...]) -> torch.Size:
     return _shapes.setdefault(tuple(sizes), torch.Size(sizes))
 
 
-def make_entry(definition: EntryDef, template: Template, engine: Engine) -> Entry:
+def make_entry(definition: EntryDef, template: Template, engine: OpStream) -> Entry:
     inputs, numbers = template.definition.inputs, template.definition.numbers
     fresh = tuple(k for k, keep in enumerate(definition.keeps) if keep == -1)
     first = 1 + inputs + numbers
@@ -234,7 +234,7 @@ def _versions(*inputs: Any) -> list[int]:
     return [version(t) for t in inputs]
 
 
-def _wrote(definition: EntryDef, template: Template, engine: Engine) -> Callable[..., None]:
+def _wrote(definition: EntryDef, template: Template, engine: OpStream) -> Callable[..., None]:
     def wrote(before: list[int], tensors: tuple[Any, ...], refs: tuple[int, ...]) -> None:
         """Whether ranks hold equal values was told without it: what it wrote is not to be used any more."""
         error = PredictionError(

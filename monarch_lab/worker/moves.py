@@ -29,7 +29,7 @@ from monarch_lab.worker.failures import Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
 
 if TYPE_CHECKING:
-    from monarch_lab.worker.engine import Engine
+    from monarch_lab.worker.op_stream import OpStream
 
 _NOTHING = Failure("InternalError", "a gradient was asked for that no backward pass reached", [])
 _BACK = {"spread": "sum", "sum": "spread", "stack": "unstack"}
@@ -70,7 +70,7 @@ class _Departure(torch.autograd.Function):
 
 
 class Moves:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: OpStream) -> None:
         self._engine = engine
         self._reaching: dict[int, torch.Tensor] | None = None  # of the backward pass that runs
         self._arrived: dict[int, torch.Tensor] = {}  # crossing -> gradient of its value, until it is sent back

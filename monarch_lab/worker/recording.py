@@ -23,7 +23,7 @@ from monarch_lab.wire.engine import FIRST_ENTRY, Op
 from monarch_lab.worker import backward, calls
 
 if TYPE_CHECKING:
-    from monarch_lab.worker.engine import Engine
+    from monarch_lab.worker.op_stream import OpStream
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "true_divide", "neg", "abs", "exp", "log", "sqrt", "tanh", "sigmoid", "relu")
 # By their definition (broadcasting, type promotion) what their result looks like hangs on what their inputs look like
@@ -64,7 +64,7 @@ class Recording:
         return [code[i + 2 + k] for k in self.writes]
 
 
-def make_recording(definition: wire.RecordingDef, engine: Engine) -> Recording:
+def make_recording(definition: wire.RecordingDef, engine: OpStream) -> Recording:
     parts = list(_parts(definition.code, engine))
     writer = _Writer(definition, engine)
     lines, starts = writer.lines(parts)
@@ -72,7 +72,7 @@ def make_recording(definition: wire.RecordingDef, engine: Engine) -> Recording:
     return Recording(definition, run, parts, starts, _writes(definition, parts, engine), writer.width)
 
 
-def _parts(code: list[int], engine: Engine) -> Iterator[_Part]:
+def _parts(code: list[int], engine: OpStream) -> Iterator[_Part]:
     i = 0
     while i < len(code):
         number = code[i]
@@ -92,7 +92,7 @@ def _parts(code: list[int], engine: Engine) -> Iterator[_Part]:
         i += width
 
 
-def _writes(definition: wire.RecordingDef, parts: list[_Part], engine: Engine) -> list[int]:
+def _writes(definition: wire.RecordingDef, parts: list[_Part], engine: OpStream) -> list[int]:
     names: set[int] = set()
     for part in parts:
         if part.number >= FIRST_ENTRY:
@@ -108,7 +108,7 @@ def _writes(definition: wire.RecordingDef, parts: list[_Part], engine: Engine) -
 class _Writer:
     """Writes the function."""
 
-    def __init__(self, definition: wire.RecordingDef, engine: Engine) -> None:
+    def __init__(self, definition: wire.RecordingDef, engine: OpStream) -> None:
         self.definition = definition
         self.engine = engine
         self.op_code = calls.OpCode(engine)
@@ -210,7 +210,13 @@ def _copy(literal: torch.Tensor) -> torch.Tensor:
 
 
 def finish(
-    engine: Engine, recording: Recording, code: list[int], i: int, numbers: list[Any], error: BaseException, within: int
+    engine: OpStream,
+    recording: Recording,
+    code: list[int],
+    i: int,
+    numbers: list[Any],
+    error: BaseException,
+    within: int,
 ) -> None:
     """The function raised ``error``: deal with it as an op's, and run what is left. ``within``: the REPLAY's position
     among the ops of its batch, for reports."""
