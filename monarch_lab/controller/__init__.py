@@ -32,6 +32,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recording.py      its replay                      record_steps.py  loans and moves inside
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
+anomaly.py    lines for the warnings of anomaly mode
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class Listener(Outgoing):
                 self._failures.add(rank, message, getattr(where, "inside", {}).get(message.inside, where))
             case wire.Output():
                 front = self.front or get_default_front()
-                front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+                text = self.progress.lines.put_into(message.text)
+                front.output(message.cell, rank, self.label(rank), message.stream, text)
             case wire.DeviceMemory():
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():

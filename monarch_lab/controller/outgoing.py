@@ -157,6 +157,7 @@ class Outgoing:
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
+            self.progress.lines.is_kept |= bool(values["anomaly"])
 
     def _keep_state_apart(self, values: dict[str, Any], stream: int) -> None:
         """Streams are threads of one process: a state that torch keeps for all of it is for the default stream, and

@@ -20,7 +20,7 @@ from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker import anomaly, callbacks, devices, failures, groups, randomness
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.output import CellStream, Flusher
@@ -47,6 +47,7 @@ class Worker:
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
         callbacks.install(self.engine.callbacks)
+        anomaly.install()
         self._resumed: dict[tuple[int, int], wire.Resume] = {}
         self._exiting = False
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
