@@ -50,6 +50,7 @@ _NAMES = {
     "Stream": "streams",
     "get_active_stream": "streams",
     "builtins": "",
+    "futures": "",
     "show": "showing",
     "timer": "",
     "create_pipe": "pipes",
