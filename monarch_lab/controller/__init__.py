@@ -11,6 +11,8 @@ client.py     the stream of one mesh     waiting.py, futures.py   answers on the
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
 prompts.py    debuggers that wait        flusher.py    sends what has waited
+inputs.py     workers at input()         spmd_async.py %%spmd --async
+lookup.py     names of %%spmd cells
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random

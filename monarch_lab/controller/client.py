@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch_lab.config import Settings
@@ -25,7 +25,7 @@ from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
 from monarch_lab.controller.ties import Ties
-from monarch_lab.controller.waiting import Pending
+from monarch_lab.controller.waiting import Pending, unattended
 from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
@@ -70,6 +70,7 @@ class Client(Listener):
             return
         self.state = "closed"
         self._flusher.stop()
+        self.lender.close()
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
@@ -97,6 +98,18 @@ class Client(Listener):
             if not self._gone:
                 self._a_rank_ended.clear()
             self.note = "; ".join(p.obituary() for p in self._gone.values())
+
+    def forget_question(self, pending: Pending) -> None:
+        """Nobody waits for its answer any more."""
+        for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
+            self._pending.pop(ident, None)
+
+    def ask_aside(self, make: Callable[[int], wire.Look | wire.LookUp], ranks: Sequence[int]) -> Pending:
+        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending(ranks, self.batch)
+        self.supervisor.send_control(list(ranks), encode(make(ident)))
+        return pending
 
     # --- cells
 
@@ -132,7 +145,7 @@ class Client(Listener):
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._prompts.serving:
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._is_user_asked():
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
@@ -141,7 +154,7 @@ class Client(Listener):
         """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
         self._waiters.append(pending)
         try:
-            if self._prompts:
+            if self._prompts or self._inputs:
                 pending.bell.put(None)
             while not pending.done:
                 left = None if deadline is None else deadline - time.monotonic()
@@ -150,8 +163,10 @@ class Client(Listener):
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
                 interrupts.raise_lost()
-                if self._prompts:
+                if self._prompts and not unattended.get():
                     self._prompts.serve(self.front or get_default_front())
+                if self._inputs and not unattended.get():
+                    self._inputs.serve(self.front or get_default_front())
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt:
@@ -173,6 +188,8 @@ class Client(Listener):
         Raises the first failure among them (RemoteException), DeviceException where a rank died, and
         KeyboardInterrupt after the workers were told.
         """
+        if self.late is not None:
+            self.late()
         self.settle()
         self.raise_failure()
         self.check_alive()
@@ -252,9 +269,10 @@ class Client(Listener):
         if self._stopped_at == (self.batch, self._last_ident) and not self.code:
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
-        self._prompts.quitting = True
+        self._prompts.quitting = self._inputs.quitting = True
         try:
             self._prompts.leave_all()
+            self._inputs.leave_all()
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
@@ -270,7 +288,7 @@ class Client(Listener):
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
-            self._prompts.quitting = False
+            self._prompts.quitting = self._inputs.quitting = False
             self._stopped_at = (self.batch, self._last_ident)
         self._failures.clear()
 

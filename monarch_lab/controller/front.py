@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from monarch_lab.wire.engine import OutputTail
+from monarch_lab.wire.showing import Cleared, Displayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,17 @@ class DebugPrompt:
     alive: Callable[[], bool]  # False once its worker is gone: stop asking
 
 
+@dataclass(frozen=True, slots=True)
+class InputPrompt:
+    """``input()`` of a worker wants a line; ``hidden``: a password."""
+
+    rank: int
+    label: str
+    prompt: str
+    hidden: bool
+    alive: Callable[[], bool]  # False once its worker is gone: stop asking
+
+
 class Front(Protocol):
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         """A worker printed. Called on the I/O thread: must not block."""
@@ -31,9 +45,16 @@ class Front(Protocol):
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
 
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """A worker displayed something. Called on the I/O thread: must not block."""
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        """A line for ``input()``; None at the end of input. Raises NotImplementedError, with what is said to the
+        code that asks, where nobody can be asked. Called on the thread that waits."""
+
 
 class TerminalFront:
-    """Prints to this process's own streams and declines debuggers: what scripts and tests get."""
+    """Prints to this process's own streams and declines debuggers; asks in a terminal: what scripts and tests get."""
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -48,6 +69,18 @@ class TerminalFront:
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        if isinstance(message, Displayed):
+            data, _ = json.loads(message.bundle)
+            sys.stdout.write(f"rank {rank}: {data.get('text/plain', '')}\n")
+            sys.stdout.flush()
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        if not sys.stdin or not sys.stdin.isatty():
+            raise NotImplementedError("the program that drives the mesh has no terminal to ask in")
+        question = f"[{prompt.label}] {prompt.prompt}"
+        return getpass.getpass(question) if prompt.hidden else input(question)
 
 
 def _labelled(label: str, line: str) -> str:

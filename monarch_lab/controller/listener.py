@@ -14,11 +14,14 @@ from monarch_lab.config import Settings
 from monarch_lab.controller import failures
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.front import Front, get_default_front
+from monarch_lab.controller.inputs import Inputs
 from monarch_lab.controller.outgoing import Outgoing
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.supervisor import ProcessInfo
+from monarch_lab.tensors import payload
+from monarch_lab.transport.lending import SegmentLender
 from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
@@ -35,9 +38,11 @@ class Listener(Outgoing):
         self.note = ""
         self.front: Front | None = None
         self.segments = SegmentReader()
+        self.lender = SegmentLender(payload.fill)
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._failures = failures.Log()
         self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self._inputs = Inputs(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._a_rank_ended = threading.Event()
         self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
@@ -63,8 +68,16 @@ class Listener(Outgoing):
                 self._prompts.add(rank, message)
                 for pending in self._waiters[-1:]:
                     pending.bell.put(None)
+            case wire.Displayed() | wire.Cleared():
+                (self.front or get_default_front()).show(rank, message)
+            case wire.InputRead():
+                self._inputs.add(rank, message)
+                for pending in self._waiters[-1:]:
+                    pending.bell.put(None)
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Returned():
+                self.lender.returned(rank, message.loans, message.dropped)
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
@@ -110,6 +123,7 @@ class Listener(Outgoing):
             if process.rank not in self.ending:
                 self._tell_end(process)  # before anyone can raise it
             self._gone[process.rank] = process
+            self.lender.ended(process.rank)
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:
@@ -127,8 +141,11 @@ class Listener(Outgoing):
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+        for notice in self._watch.look(facts, self._is_user_asked(), now):
             self._tell_notice(notice)
+
+    def _is_user_asked(self) -> bool:
+        return any(p.serving or bool(p) for p in (self._prompts, self._inputs))
 
     def _ask_progress(self) -> None:
         """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
@@ -164,6 +181,7 @@ class Listener(Outgoing):
     def _give_up(self, rank: int) -> None:
         self._a_rank_ended.set()
         self._prompts.forget(rank)
+        self._inputs.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
             if not pending.waiting:
@@ -178,7 +196,7 @@ class Listener(Outgoing):
         return bool(self._waiters)
 
     def is_debugging(self, rank: int) -> bool:
-        return self._prompts.is_waiting(rank)
+        return self._prompts.is_waiting(rank) or self._inputs.is_waiting(rank)
 
-    def _reply(self, rank: int, reply: wire.DebugReply) -> None:
+    def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))

@@ -19,12 +19,12 @@ from IPython.display import display
 
 from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import sending, status, tracebacks
+from monarch_lab.notebook import sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.progress import StartProgress
-from monarch_lab.notebook.spmd import named
+from monarch_lab.notebook.rich import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
 
 if TYPE_CHECKING:
@@ -261,6 +261,9 @@ class MeshMagics(Magics):
     def pull(self, arguments: Arguments) -> None:
         sending.pull(self.shell, self._meshes.find(arguments.mesh), arguments)
 
+    def sync(self, arguments: Arguments) -> None:
+        syncing.sync(self._meshes.find(arguments.mesh), arguments)
+
     def kill(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
         if arguments.ranks is None:
@@ -318,6 +321,7 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand(
             "pull", "Bring variables of %%spmd cells into the notebook.", MeshMagics.pull, sending.pull_arguments
         ),
+        SubCommand("sync", "Reload changed modules on the workers.", MeshMagics.sync, syncing.sync_arguments),
         SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }

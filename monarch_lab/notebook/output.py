@@ -15,13 +15,15 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from monarch_lab.notebook import debugger
+from monarch_lab.notebook import asking, debugger
 from monarch_lab.notebook.block import Block
 from monarch_lab.notebook.place import Place
+from monarch_lab.notebook.rich import Displays
 
 if TYPE_CHECKING:
-    from monarch_lab.controller.front import DebugPrompt
+    from monarch_lab.controller.front import DebugPrompt, InputPrompt
     from monarch_lab.wire.engine import OutputTail
+    from monarch_lab.wire.showing import Cleared, Displayed
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class Front:
         self.client = client
         self._places: dict[int, Place] = {}
         self._newest = Place.here(shell)
+        self._displays = Displays(shell)
         self._blocks: dict[int, Block] = {}  # by cell; 0 is whichever is newest
         self._lock = threading.Lock()  # guards the blocks
         self._news = threading.Event()
@@ -71,6 +74,7 @@ class Front:
         """Output of this cell belongs where the main thread prints now."""
         self.move_here()
         self._places[number] = self._newest
+        self._displays.begin(number)
         for old in sorted(self._places)[:-KEPT_CELLS]:
             del self._places[old]
         try:
@@ -111,6 +115,29 @@ class Front:
         """See debugger.ask; on the thread that waits for the cell's ops."""
         self.begin_block()
         return debugger.ask(self._shell, prompt)
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """See rich.py."""
+        self._displays.show(rank, message)
+
+    def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
+        """Display it in this cell, also when it has ended. Any thread."""
+        self._displays.publish(cell, data, metadata)
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        """As ``[0.1] name? ``; on the thread that waits for the cell's ops."""
+        self.begin_block()
+        question = f"[{prompt.label}] {prompt.prompt}"
+        try:
+            return asking.ask(self._shell, question, prompt.alive, password=prompt.hidden)
+        except asking.CannotAskError:
+            raise NotImplementedError(
+                "this front end cannot ask for input (it has no box to type a line into); give the value to the cell "
+                "in a variable"
+            ) from None
+        except asking.WorkerGoneError:
+            print(f"[{prompt.label}] the worker is gone: its prompt ended")
+            return None
 
     def _block(self, cell: int) -> Block:
         key = cell if cell in self._places else 0

@@ -9,6 +9,12 @@ The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spm
 
 from __future__ import annotations
 
+from monarch_lab.wire.asking import InputRead as InputRead
+from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.looking import Look as Look
+from monarch_lab.wire.looking import Looked as Looked
+from monarch_lab.wire.lookup import LookedUp as LookedUp
+from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
@@ -21,14 +27,18 @@ from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
 from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
 from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
+from monarch_lab.wire.op_stream import Related as Related
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.showing import Cleared as Cleared
+from monarch_lab.wire.showing import Displayed as Displayed
 from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
 from monarch_lab.wire.spmd import PullSpmd as PullSpmd
 from monarch_lab.wire.spmd import PushSpmd as PushSpmd
 from monarch_lab.wire.spmd import RunSpmd as RunSpmd
 from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules as SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -99,13 +109,15 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead.
-    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    loans: list[int] = []
     batch: int = 0
 
 
@@ -189,7 +201,9 @@ class Vary(Message, frozen=True):
     position: int
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -237,6 +251,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook
@@ -273,7 +288,7 @@ class DebugReply(Message, frozen=True):
     declined: bool = False
 
 
-Control = Interrupt | DebugReply | FreeSpmd
+Control = Interrupt | DebugReply | InputReply | FreeSpmd | Look | LookUp
 
 
 # --- reports, worker to kernel
@@ -361,6 +376,13 @@ class Called(Message, frozen=True):
     grads: list[TensorMeta]
 
 
+class Returned(Message, frozen=True):
+    """No mapping of these loans is left here; ``dropped``: but a child of this process may have one."""
+
+    loans: list[int]
+    dropped: list[int] = []
+
+
 class Released(Message, frozen=True):
     """Nothing here can call these handlers any more."""
 
@@ -434,6 +456,7 @@ Report = (
     | LearnFailed
     | Called
     | Released
+    | Returned
     | Fetched
     | FetchFailed
     | SpmdEnded
@@ -442,5 +465,10 @@ Report = (
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | InputRead
+    | LookedUp
+    | Displayed
+    | Cleared
     | Crashed
+    | Looked
 )

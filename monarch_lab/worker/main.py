@@ -19,10 +19,13 @@ from monarch_lab.tensors import payload
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
+from monarch_lab.worker.looking import look
 from monarch_lab.worker.op_stream import OpStream
 from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
@@ -46,6 +49,7 @@ class Worker:
         )
         self._flusher = Flusher([self._output.tick, devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
+        self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -58,7 +62,7 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec)
+        self._spmd = Spmd(self.engine, spec, self._flush)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
@@ -71,6 +75,8 @@ class Worker:
                 self._output.flush_pieces()
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
+            if returned := mapped.take_returned():
+                self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
     def _flush(self) -> None:
@@ -81,6 +87,8 @@ class Worker:
         self._output.watch_forks()
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
+        self._asking.install()
+        self._spmd.shell.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
@@ -93,7 +101,7 @@ class Worker:
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
-        match _controls(header):
+        match message := _controls(header):
             case wire.Interrupt(batch=batch, ident=ident, hard=hard):
                 engine = self.engine
                 engine.ended_batch = max(engine.ended_batch, batch)
@@ -112,8 +120,14 @@ class Worker:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             case wire.DebugReply() as reply:
                 self._debugger.reply(reply)
+            case wire.InputReply() as answer:
+                self._asking.reply(answer)
+            case wire.LookUp():
+                lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
+            case Look() as order:
+                self._link.send(encode(look(order, self.engine.cells, self._spmd)))
 
     def run(self) -> None:
         while not self._exiting:
@@ -179,6 +193,8 @@ class Worker:
                 self._spmd.push(order, frames)
             case wire.PullSpmd():
                 self._spmd.pull(order)
+            case wire.SyncModules():
+                self._spmd.sync(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)
