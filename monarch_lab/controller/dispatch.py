@@ -16,7 +16,7 @@ import torch
 
 from monarch_lab.controller import locations, tries
 from monarch_lab.controller.cache import Entry
-from monarch_lab.controller.lending import check_stream
+from monarch_lab.controller.lending import turn_to
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -208,12 +208,6 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         client.code += operation  # as in _single
         client.where.append(location)
     return outs
-
-
-def turn_to(client: Any, mesh: Any) -> None:
-    """An op that is not for the mesh and stream of the last one, or the first one after a stream was activated."""
-    check_stream("an op", mesh)
-    client.use_scope(mesh)
 
 
 def _single(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from monarch_lab.controller import locations
-from monarch_lab.controller.dispatch import dispatch, sign, start_ambient, turn_to
+from monarch_lab.controller.dispatch import dispatch, sign, start_ambient
+from monarch_lab.controller.lending import turn_to
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FLOAT, FLOATS
 from monarch_lab.controller.state import ambient_number

@@ -158,6 +158,7 @@ class Outgoing:
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
+            self.progress.lines.is_kept |= bool(values["anomaly"])
 
     def _keep_state_apart(self, values: dict[str, Any], stream: int) -> None:
         """Streams are threads of one process: a state that torch keeps for all of it is for the default stream, and
@@ -233,6 +234,8 @@ class Outgoing:
                 self._told_streams.add((rank, stream))
                 define, payloads = self.defined.order()
                 self.supervisor.send((rank,), encode(wire.OnStream(stream, define)), payloads)
+                recordings = wire.Define(list(self.recordings.values()))
+                self.supervisor.send((rank,), encode(wire.OnStream(stream, recordings)))
         return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:

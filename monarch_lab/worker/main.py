@@ -21,7 +21,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker import anomaly, callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -56,6 +56,7 @@ class Worker:
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
         callbacks.install(self.engine.callbacks)
+        anomaly.install()
         self._resumed: dict[tuple[int, int], wire.Resume] = {}
         self._exiting = False
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
