@@ -72,6 +72,7 @@ class Recorder:
         self._is_forked = True
         self._lock = threading.RLock()
         self._pieces.clear()
+        self._sender = 0
 
     def write(self, stream: str, text: str) -> None:
         if self._is_forked:
