@@ -99,17 +99,17 @@ class Client(Listener):
                 self._a_rank_ended.clear()
             self.note = "; ".join(p.obituary() for p in self._gone.values())
 
-    def ask_aside(self, rank: int, make: Callable[[int], wire.LookUp]) -> Pending:
-        """Ask what a rank answers beside its orders, whatever it runs."""
-        ident = next(self._idents)
-        pending = self._pending[ident] = Pending((rank,), self.batch)
-        self.supervisor.send_control([rank], encode(make(ident)))
-        return pending
-
     def forget_question(self, pending: Pending) -> None:
         """Nobody waits for its answer any more."""
         for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
             self._pending.pop(ident, None)
+
+    def ask_aside(self, make: Callable[[int], wire.Look | wire.LookUp], ranks: Sequence[int]) -> Pending:
+        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending(ranks, self.batch)
+        self.supervisor.send_control(list(ranks), encode(make(ident)))
+        return pending
 
     # --- cells
 

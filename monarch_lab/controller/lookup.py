@@ -18,7 +18,7 @@ def look_up(client: Any, rank: int, path: str, prefix: str | None = None) -> wir
     is gone."""
     if client.state != "live" or client.is_gone(rank):
         return None
-    pending = client.ask_aside(rank, lambda ident: wire.LookUp(ident, path, prefix))
+    pending = client.ask_aside(lambda ident: wire.LookUp(ident, path, prefix), [rank])
     try:
         pending.bell.get(timeout=WAIT_S)
     except queue.Empty:

@@ -5,11 +5,14 @@ Runs on: the main thread; the I/O thread fills the Pending.
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.calling import opened
@@ -17,6 +20,7 @@ from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
@@ -25,6 +29,8 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
+_CONNECTION_ENDED = {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+_STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 
@@ -51,6 +57,16 @@ class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
     rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
+
+
+@dataclass(slots=True)
+class _Story:
+    """Of one run. ``first``: the ranks that had failed when that was first seen; ``freed``: those whose wait was ended;
+    ``wrong``: why, where no failure was."""
+
+    first: set[int] = field(default_factory=set)
+    freed: set[int] = field(default_factory=set)
+    wrong: str = ""
 
 
 @dataclass(slots=True)
@@ -93,6 +109,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
+    story = _Story()
 
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
@@ -115,7 +132,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
 
     pending = client.request(make, asked)
     try:
-        _wait(client, pending, ident, cell)
+        _wait(client, pending, ident, cell, story)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -125,7 +142,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         client.check_alive()
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
-    _raise_failure(client, state, cell, ended)
+    _raise_failure(client, state, cell, ended, story)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
     rich = {rank: m.rich for rank, m in ended.items() if m.rich}
     return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
@@ -220,11 +237,15 @@ def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, .
 # --- while it runs
 
 
-def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
-    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment."""
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Story) -> None:
+    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment.
+
+    Who waits in vain for one that has not failed is freed as well: see stalls.py.
+    """
     deadline = None if cell.timeout_s is None else time.monotonic() + cell.timeout_s
     failed_at: float | None = None
     is_freed = False
+    watch = StallWatch(client, time.monotonic())
     while not pending.done:
         until = time.monotonic() + _LOOK_S
         try:
@@ -233,6 +254,8 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
             now = time.monotonic()
         else:
             return
+        if not story.first:
+            story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
         is_asked = any(client.is_debugging(rank) for rank in pending.waiting)
         if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
@@ -242,11 +265,24 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
             late = sorted(pending.waiting)
             client.stop_cell()
             raise TimeoutError(_late(late, pending, cell))
+        if not is_freed and not _has_failed(pending):
+            wrong, stuck = watch.look(set(pending.waiting), _begun(client, pending), now)
+            if stuck and not story.wrong:
+                story.wrong, story.freed = wrong, stuck
+                client.supervisor.send_control(sorted(stuck), encode(wire.FreeSpmd(ident)))
         if not is_freed and _has_failed(pending):
             failed_at = failed_at or now
             if now - failed_at >= GRACE_S - _LOOK_S:
                 is_freed = True
+                story.freed = story.freed | pending.waiting
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:
+    """How many collectives each group had begun on the ranks that do not run the cell, or not any more."""
+    others = {r: s for r, s in _states[client].sequences.items() if r not in pending.ranks} if client in _states else {}
+    ended = {r: m.sequences for r, (m, _) in list(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    return {**others, **ended}
 
 
 def _has_failed(pending: Pending) -> bool:
@@ -255,7 +291,9 @@ def _has_failed(pending: Pending) -> bool:
 
 def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
     waited = _waited(pending, cell)
-    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {waited}" if waited else "")
+    return f"%%spmd: {failures.named(late)} had not ended after {cell.timeout_s:g} s" + (
+        f": {waited}" if waited else ""
+    )
 
 
 def _waited(pending: Pending, cell: SpmdCell) -> str:
@@ -295,28 +333,35 @@ def _differ(sequences: dict[int, dict[str, int]]) -> bool:
     return any(len(numbers) > 1 for numbers in by_group.values())
 
 
-def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded]) -> None:
+def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], story: _Story) -> None:
     failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
     if not failed:
         return
     client.blame_death(failed.values())
-    waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
+    # One of them may have lost its connection to another before it was told itself.
+    waited = {
+        r: f for r, f in failed.items() if ended[r].freed or (r in story.freed and f.type_name in _CONNECTION_ENDED)
+    }
+    if story.wrong:  # what the end of their connections said to them says nothing to the user
+        told = f"{story.wrong}: {_places(waited, cell)}"
+        waited = {rank: replace(f, type_name="RuntimeError", text=told, pickled=_STALLED) for rank, f in waited.items()}
+        failed |= waited
     causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
+    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in story.first, item[1].severed, item[0])))
     note = ""
     if len(causes) < len(failed):
         note += f"; {_places(waited, cell)}"
-    named = [ended[rank].missing for rank in causes]
-    missing = next((name for name in named if name in cell.shards or name in cell.notebook), "")
+    names = [ended[rank].missing for rank in causes]
+    missing = next((name for name in names if name in cell.shards or name in cell.notebook), "")
     if missing in cell.shards:
         there = list(cell.shards[missing]._ref.mesh.ranks_key)
-        note += f"; {missing} is a tensor of the notebook on {_ranks(there)} alone"
+        note += f"; {missing} is a tensor of the notebook on {failures.named(there)} alone"
     elif missing:
         note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
     if state.is_stale and len(client.alive) == client.world:
         note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
     error = failures.build(causes, None, cell.filename, note)
-    first = failed[min(causes)]
-    error.line = next((line for name, line, _, _ in first.frames if name == cell.filename), None)
+    error.line = next((frame.line for frame in error.first.frames if frame.filename == cell.filename), None)
     raise error
 
 
@@ -327,15 +372,11 @@ def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell, verb: str = "wai
         frames = [f for f in failure.frames if f[0] == cell.filename]
         place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
         by_place.setdefault(place, []).append(rank)
-    return "; ".join(f"{_ranks(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
+    return "; ".join(f"{failures.named(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
 
 
 def _verb(verb: str, ranks: list[int]) -> str:
     return "were" if verb == "was" and len(ranks) > 1 else verb
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: list[Ref]) -> dict[str, Any]:
@@ -348,7 +389,7 @@ def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: l
             folded: dict[str, list[int]] = {}
             for rank, text in told.items():
                 folded.setdefault(text, []).append(rank)
-            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in folded.items())
+            listed = "; ".join(f"{failures.named(ranks)}: {text}" for text, ranks in folded.items())
             raise UsageValueError(
                 f"--out {name}: a mesh tensor has one shape and dtype on all ranks, and {name} is {listed}; "
                 f"%mesh pull {name} --from all brings each rank's"

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from monarch_lab.wire.asking import InputRead as InputRead
 from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.looking import Look as Look
+from monarch_lab.wire.looking import Looked as Looked
 from monarch_lab.wire.lookup import LookedUp as LookedUp
 from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
@@ -25,6 +27,7 @@ from monarch_lab.wire.op_stream import MoveDef as MoveDef
 from monarch_lab.wire.op_stream import Op as Op
 from monarch_lab.wire.op_stream import PayloadDef as PayloadDef
 from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
+from monarch_lab.wire.op_stream import Related as Related
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
 from monarch_lab.wire.showing import Cleared as Cleared
@@ -285,7 +288,7 @@ class DebugReply(Message, frozen=True):
     declined: bool = False
 
 
-Control = Interrupt | DebugReply | InputReply | FreeSpmd | LookUp
+Control = Interrupt | DebugReply | InputReply | FreeSpmd | Look | LookUp
 
 
 # --- reports, worker to kernel
@@ -408,6 +411,17 @@ class Output(Message, frozen=True):
     text: str
 
 
+class OutputTail(Message, frozen=True):
+    """A cell's output has become too much to send: its newest lines, (stream, text), in place of those of the last such
+    message. ``left_out`` lines lie before them; ``path`` has all ("" for none), ``note`` what there is to say of it."""
+
+    cell: int
+    left_out: int
+    path: str
+    note: str
+    lines: list[tuple[str, str]]
+
+
 class DeviceMemory(Message, frozen=True):
     """What torch holds on the worker's GPU, when it has changed: at most once a second."""
 
@@ -447,6 +461,7 @@ Report = (
     | FetchFailed
     | SpmdEnded
     | Output
+    | OutputTail
     | DeviceMemory
     | DebugRead
     | DebugEnded
@@ -455,4 +470,5 @@ Report = (
     | Displayed
     | Cleared
     | Crashed
+    | Looked
 )

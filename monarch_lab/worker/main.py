@@ -19,12 +19,14 @@ from monarch_lab.tensors import payload
 from monarch_lab.transport.worker_link import WorkerLink
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
-from monarch_lab.worker.output import CellStream, Flusher
+from monarch_lab.worker.looking import look
+from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
 from monarch_lab.worker.streams import Streams
@@ -41,8 +43,10 @@ class Worker:
         self._randomness = Randomness(spec.seed)
         self.engine = Engine(spec.rank, self.report, self._randomness)
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
-        self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
-        self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
+        self._output = Recorder(
+            lambda: self.engine.cell, lambda message: link.send(encode(message)), spec.stdout_path, spec.stderr_path
+        )
+        self._flusher = Flusher([self._output.tick, devices.MemoryTeller(self.report)])
         self._debugger = Debugger(self.report, self._flush)
         self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
@@ -68,15 +72,12 @@ class Worker:
                 self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
-    def _output(self, stream: str, text: str) -> None:
-        self._link.send(encode(wire.Output(self.engine.cell, stream, text)))
-
     def _flush(self) -> None:
-        for stream in self._streams:
-            stream.flush()
+        self._output.flush()
 
     def install(self) -> None:
-        sys.stdout, sys.stderr = self._streams
+        sys.stdout, sys.stderr = (CellStream(name, self._output) for name in ("stdout", "stderr"))
+        self._output.watch_forks()
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
         self._asking.install()
@@ -118,6 +119,8 @@ class Worker:
                 lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
+            case Look() as order:
+                self._link.send(encode(look(order, self.engine.cells, self._spmd)))
 
     def run(self) -> None:
         while not self._exiting:

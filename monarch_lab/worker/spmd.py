@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import gc
 import inspect
 import multiprocessing
 import os
@@ -48,7 +49,7 @@ class Spmd:
     def __init__(self, engine: Engine, spec: WorkerSpec, flush: Callable[[], None]) -> None:
         self._engine = engine
         self._spec = spec
-        self._group = SpmdGroup(spec)
+        self.group = SpmdGroup(spec)
         self._module = types.ModuleType("__main__")
         self.shell = SpmdShell(self._module, engine, flush)
         self._bound: dict[str, int] = {}  # name -> ref of the notebook's tensor that was put there last
@@ -84,20 +85,23 @@ class Spmd:
         self._is_freed = False
         self._written()  # by the notebook's own ops since: it knows
         self._running = order.ident
-        shown, rich, failure, missing = None, "", None, ""
+        self.group.begin()
+        shown, rich, failure, missing, was_severed = None, "", None, "", False
         outs: list[wire.TensorMeta | str] = []
         try:
-            self._group.form(order.group)
+            self.group.form(order.group)
             if self._spec.rank in order.ranks:
                 shown, rich = self._run_cell(order)
                 outs = [self._lift(name, ref) for name, ref in order.out]
         except BaseException as e:
             failure = e.failure if isinstance(e, DependentOnError) else self._failure(e)
+            was_severed = isinstance(e, RuntimeError)
             missing = e.name or "" if isinstance(e, NameError) else ""
         finally:
             self._running = 0
             self._engine.interruptible = False
-        freed = self._is_freed and failure is not None and not failure.interrupted
+        # A rank that was slow to raise its own error was not waiting, though it was told not to.
+        freed = self._is_freed and was_severed
         self._engine.report(
             wire.SpmdEnded(
                 order.ident,
@@ -108,10 +112,12 @@ class Spmd:
                 missing=missing,
                 outs=outs,
                 written=self._written(),
-                sequences={} if self._is_freed else self._group.sequences(),
+                sequences={} if self._is_freed else self.group.sequences(),
                 names=self._users_names(),
             )
         )
+        if failure is not None:
+            gc.collect()  # frames that failed are often in cycles with their exception, and hold large tensors
 
     def interrupt_children(self) -> None:
         """As Ctrl-C in a terminal, which every process hears: a loader's would have the cell wait until they have
@@ -126,7 +132,7 @@ class Spmd:
         """End the wait of the running cell in a collective; None: whichever cell runs. Runs on: the reader thread."""
         if self._running and ident in (None, self._running):
             self._is_freed = True
-            self._group.sever()
+            self.group.sever()
 
     def push(self, order: wire.PushSpmd, frames: Sequence[bytes | memoryview]) -> None:
         """Answers with Fetched or FetchFailed."""
@@ -162,11 +168,16 @@ class Spmd:
             return
         self._engine.report(wire.Fetched(order.ident), frames)
 
-    def _users_names(self) -> list[str]:
+    def variables(self) -> dict[str, Any]:
+        """Of the cells, without what was there before them. Any thread."""
+        names = self._module.__dict__.copy()
+        return {name: names[name] for name in self._users_names(names)}
+
+    def _users_names(self, names: dict[str, Any] | None = None) -> list[str]:
         """Variables that cells have made."""
         return [
             name
-            for name, value in self.namespace.items()
+            for name, value in (self.namespace if names is None else names).items()
             if not (name.startswith("_") or name in _OURS or isinstance(value, types.ModuleType))
         ]
 

@@ -66,7 +66,7 @@ def test_both_ways_train_the_same_and_read_the_same_each_time() -> None:
         "<Figure size 200x200 with 1 Axes>",
         "rank 1:",
         "<Figure size 200x200 with 1 Axes>",
-        "[0.0] only here\n",
+        "[0.0] only here",
         spmd,
         "ranks 0, 1: 400",
         "400",
