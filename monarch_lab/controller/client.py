@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch_lab.config import Settings
@@ -90,6 +90,7 @@ class Client(Listener):
             self.supervisor.send(tuple(ranks), encode(define), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
+            self.breakpoints.send(ranks)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
                 self._gone.pop(rank, None)
@@ -103,13 +104,6 @@ class Client(Listener):
         """Nobody waits for its answer any more."""
         for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
             self._pending.pop(ident, None)
-
-    def ask_aside(self, make: Callable[[int], wire.Look | wire.LookUp], ranks: Sequence[int]) -> Pending:
-        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
-        ident = next(self._idents)
-        pending = self._pending[ident] = Pending(ranks, self.batch)
-        self.supervisor.send_control(list(ranks), encode(make(ident)))
-        return pending
 
     # --- cells
 
@@ -167,6 +161,7 @@ class Client(Listener):
                     self._prompts.serve(self.front or get_default_front())
                 if self._inputs and not unattended.get():
                     self._inputs.serve(self.front or get_default_front())
+                self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt:
@@ -266,7 +261,7 @@ class Client(Listener):
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
         where they do not come to an end they are dropped, each rank where it is.
         """
-        if self._stopped_at == (self.batch, self._last_ident) and not self.code:
+        if self._stopped_at == (self.batch, self._last_ident) and not self.code and not len(self._prompts):
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
         self._prompts.quitting = self._inputs.quitting = True

@@ -21,7 +21,7 @@ class DebugPrompt:
     label: str
     text: str
     prompt: str
-    alive: Callable[[], bool]  # False once its worker is gone: stop asking
+    alive: Callable[[], bool]  # False once its worker is gone or was answered from elsewhere: stop asking
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class Front(Protocol):
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
 
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own. Called on the thread that waits."""
+
+    def move_here(self) -> None:
+        """What no cell of the mesh caused is shown where the calling thread prints now."""
+
+    def place(self, file: str) -> str:
+        """A file as the user knows it: a notebook's cell by its number. Any thread."""
+
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         """A worker displayed something. Called on the I/O thread: must not block."""
 
@@ -67,6 +76,15 @@ class TerminalFront:
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None
+
+    def tell(self, text: str) -> None:
+        print(text, flush=True)
+
+    def move_here(self) -> None:
+        pass
+
+    def place(self, file: str) -> str:
+        return file
 
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         if isinstance(message, Displayed):

@@ -102,6 +102,7 @@ class DeviceMesh:
         self.stream_number: int = 0 if stream is None else stream.number
         self.let_go = client.dead_of(self.stream_number).append
         self.let_go_large = client.let_go_large if stream is None else self.let_go
+        client.learn_names(self)
         self.lost = ""  # of what was made before a rank had another process: why it cannot be used
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner
@@ -289,7 +290,7 @@ class DeviceMesh:
         ref = Ref(next(self.client.refs), mesh, self.all_equal & ~(bits | bits << GRAPH))
         with no_mesh.activate():
             values = {rank: [torch.tensor(number)] for rank, number in numbers.items()}
-            placing.place(mesh, values, [ref.id], same=False)
+            placing.place(mesh, values, [ref.id])
         told = describe(values[self.ranks_key[0]][0])
         return make_handle(intern(replace(told, device=self.torch_device or told.device)), ref)
 

@@ -22,7 +22,7 @@ from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import intern
 from monarch_lab.wire import engine as wire
@@ -50,6 +50,7 @@ class SpmdCell:
     code: str = ""
     number: int = 0
     on_sent: Callable[[], None] = lambda: None
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,15 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
             cell.code,
+            cell.debug,
         )
 
     pending = client.request(make, asked)
     try:
         _wait(client, pending, ident, cell, story)
+    except DetachedError:
+        pending.add_callback(lambda: _tell_late(client, pending, cell))
+        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -256,7 +261,7 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
             return
         if not story.first:
             story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
-        is_asked = any(client.is_debugging(rank) for rank in pending.waiting)
+        is_asked = len(client.prompts) > 0 or any(client.is_debugging(rank) for rank in pending.waiting)
         if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
             deadline = deadline and deadline + (now - until) + _LOOK_S
@@ -276,6 +281,22 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
                 is_freed = True
                 story.freed = story.freed | pending.waiting
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _tell_late(client: Any, pending: Pending, cell: SpmdCell) -> None:
+    """How a cell ended that was left in a debugger. Runs on: the I/O thread."""
+    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    front = client.front
+    for rank, message in ended.items():
+        if message.failure is not None:
+            error = f"{message.failure.type_name}: {message.failure.text}"
+            text = f"the %%spmd cell that was left in the debugger failed: {error}"
+        elif message.shown is not None:
+            text = message.shown
+        else:
+            continue
+        if front is not None:
+            front.output(client.cell, rank, client.label(rank), "stdout", f"{text}\n")
 
 
 def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:

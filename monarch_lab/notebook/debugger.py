@@ -29,7 +29,7 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     except asking.CannotAskError:
         print(f"[{prompt.label}] {DECLINED}")
     except asking.WorkerGoneError:
-        print(f"[{prompt.label}] the worker is gone: its debugger ended")
+        print(f"[{prompt.label}] the worker is gone, or was answered from elsewhere: this prompt ended")
     except EOFError:
         pass
     return None
@@ -38,8 +38,10 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
 def _with_cell_names(shell: Any, line: str) -> str:
     """``> In[3](4)f()``, where pdb prints a kernel's file name of that cell."""
 
-    def name(match: re.Match[str]) -> str:
-        known = shell.compile.format_code_name(match["file"])
-        return known[1] if known else match["file"]
+    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", lambda match: cell_name(shell, match["file"]), line)
 
-    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", name, line)
+
+def cell_name(shell: Any, file: str) -> str:
+    """``In[3]`` for the file name that the kernel gives a cell."""
+    known = shell.compile.format_code_name(file)
+    return known[1] if known else file

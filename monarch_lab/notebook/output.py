@@ -81,12 +81,6 @@ class Front:
             yield
         finally:
             self.settle(number)
-            with self._lock:
-                if (block := self._blocks.get(number)) is not None:
-                    block.has_ended = True
-                dropped = [self._blocks.pop(old) for old in sorted(self._blocks)[:-KEPT_BLOCKS]]
-            for block in dropped:
-                block.paint(at_end=True)
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         block = self._block(cell)
@@ -116,6 +110,15 @@ class Front:
         self.begin_block()
         return debugger.ask(self._shell, prompt)
 
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own; on the thread that waits."""
+        self.end_lines()
+        print(text, flush=True)
+
+    def place(self, file: str) -> str:
+        """In[3] for a cell's file."""
+        return debugger.cell_name(self._shell, file)
+
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         """See rich.py."""
         self._displays.show(rank, message)
@@ -124,6 +127,12 @@ class Front:
         """It has ended: what it began is shown, its displays by rank."""
         self.end_lines()
         self._displays.settle(cell)
+        with self._lock:
+            if (block := self._blocks.get(cell)) is not None:
+                block.has_ended = True
+            dropped = [self._blocks.pop(old) for old in sorted(self._blocks)[:-KEPT_BLOCKS]]
+        for block in dropped:
+            block.paint(at_end=True)
 
     def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         """Display it in this cell, also when it has ended. Any thread."""

@@ -18,7 +18,7 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from monarch_lab.arguments import Parser, split
-from monarch_lab.errors import UsageValueError
+from monarch_lab.errors import DetachedError, UsageValueError
 from monarch_lab.notebook import spmd_async, tracebacks
 from monarch_lab.notebook.cell import say
 from monarch_lab.notebook.meshes import Meshes
@@ -84,6 +84,7 @@ def spmd_parser() -> Parser:
     add("-o", dest="handle", metavar="V", help="a variable for the cell's AsyncResult: result(), done(), await")
     add("--time", action="store_true", help="show how long the cell took")
     add("--timeout", type=seconds, default=None, metavar="S", help="interrupt it after S seconds")
+    add("--debug", "-d", action="store_true", help="stop at its first line, and where an error leaves it")
     add("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     return parser
 
@@ -124,12 +125,16 @@ class SpmdMagics(Magics):
             options.timeout,
             {name for name in names if not name.startswith("_")} - set(self.shell.user_ns_hidden),
             code if code != source else "",
+            debug=options.debug,
         )
         if options.no_wait:
             return spmd_async.run(self.shell, self._front, mesh, work, options)
         started = time.monotonic()
         try:
             result = self._run(mesh, run.run_spmd, work)
+        except DetachedError as left:
+            print(f"{left}; what this cell shows comes when it goes on.")
+            return None
         finally:
             if not options.quiet:
                 say(header(mesh, ranks, time.monotonic() - started if options.time else None))

@@ -4,13 +4,22 @@ Orders go out on one PUB socket; the topic is ``ALL`` or ``topic(rank)``. Report
 A worker reads nothing before a Welcome that carries the mesh's key, the kernel nothing before a Hello that does.
 Large data follow the header as further frames.
 
-The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spmd.py; both are named here too.
+The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spmd.py, those of debuggers in
+debugging.py; all are named here too.
 """
 
 from __future__ import annotations
 
 from monarch_lab.wire.asking import InputRead as InputRead
 from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.debugging import DebugBreakIn as DebugBreakIn
+from monarch_lab.wire.debugging import DebugBreakpoints as DebugBreakpoints
+from monarch_lab.wire.debugging import DebugEnded as DebugEnded
+from monarch_lab.wire.debugging import DebugListen as DebugListen
+from monarch_lab.wire.debugging import DebugPostMortem as DebugPostMortem
+from monarch_lab.wire.debugging import DebugRead as DebugRead
+from monarch_lab.wire.debugging import DebugReply as DebugReply
+from monarch_lab.wire.debugging import DebugTold as DebugTold
 from monarch_lab.wire.looking import Look as Look
 from monarch_lab.wire.looking import Looked as Looked
 from monarch_lab.wire.lookup import LookedUp as LookedUp
@@ -124,15 +133,15 @@ class Place(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Send these values, on the CPU. Answered by Fetched or FetchFailed.
 
-    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: segments that are read no more,
-    to be used again or not.
+    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: by rank, segments that are read
+    no more, to be used again or not.
     """
 
     ident: int
     refs: list[int]
     shared: bool = False
-    free: list[int] = []
-    drop: list[int] = []
+    free: dict[int, list[int]] = {}
+    drop: dict[int, list[int]] = {}
 
 
 class CallAndFetch(Message, frozen=True):
@@ -279,16 +288,18 @@ class Interrupt(Message, frozen=True):
     hard: bool
 
 
-class DebugReply(Message, frozen=True):
-    """A line for the debugger; None ends its input. ``declined``: nobody can answer, go on without it."""
-
-    session: int
-    number: int
-    line: str | None
-    declined: bool = False
-
-
-Control = Interrupt | DebugReply | InputReply | FreeSpmd | Look | LookUp
+Control = (
+    Interrupt
+    | InputReply
+    | FreeSpmd
+    | Look
+    | LookUp
+    | DebugReply
+    | DebugBreakIn
+    | DebugPostMortem
+    | DebugBreakpoints
+    | DebugListen
+)
 
 
 # --- reports, worker to kernel
@@ -428,20 +439,6 @@ class DeviceMemory(Message, frozen=True):
     reserved_bytes: int
 
 
-class DebugRead(Message, frozen=True):
-    """A debugger waits for a line. Answered by DebugReply with the same numbers."""
-
-    session: int
-    number: int
-    text: str
-    prompt: str
-
-
-class DebugEnded(Message, frozen=True):
-    session: int
-    text: str
-
-
 class Crashed(Message, frozen=True):
     """The worker's own loop met a bug of ours, drops the order, and goes on."""
 
@@ -465,6 +462,7 @@ Report = (
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | DebugTold
     | InputRead
     | LookedUp
     | Displayed

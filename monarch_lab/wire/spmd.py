@@ -13,6 +13,7 @@ class RunSpmd(Message, frozen=True):
     ``source`` has the lines of the notebook's cell, the magic's own left blank. ``names`` and ``sizes``: the mesh's
     dims. ``shards``: (name, ref) of the notebook's tensors in it. ``out``: variables, and the refs to keep them under.
     ``group`` 0: the default group is left as it is. ``code``: what is run, where magics were made Python.
+    ``debug``: stop at its first line, and after an error.
     """
 
     ident: int
@@ -27,6 +28,7 @@ class RunSpmd(Message, frozen=True):
     shards: list[tuple[str, int]]
     out: list[tuple[str, int]]
     code: str = ""
+    debug: bool = False
 
 
 class PushSpmd(Message, frozen=True):

@@ -21,7 +21,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker import anomaly, callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -29,7 +29,7 @@ from monarch_lab.worker.looking import look
 from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
-from monarch_lab.worker.streams import Streams
+from monarch_lab.worker.streams import Streams, number_here
 
 _orders = Decoder(wire.Order)
 _controls = Decoder(wire.Control)
@@ -47,12 +47,15 @@ class Worker:
             lambda: self.engine.cell, lambda message: link.send(encode(message)), spec.stdout_path, spec.stderr_path
         )
         self._flusher = Flusher([self._output.tick, devices.MemoryTeller(self.report)])
-        self._debugger = Debugger(self.report, self._flush)
+        self._debugger = Debugger(
+            self.report, self._flush, lambda: self.engine.in_user_code, number_here, lambda: self.engine.cell
+        )
         self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
         callbacks.install(self.engine.callbacks)
+        anomaly.install()
         self._resumed: dict[tuple[int, int], wire.Resume] = {}
         self._exiting = False
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
@@ -61,7 +64,7 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec, self._flush)
+        self._spmd = Spmd(self.engine, spec, self._flush, self._debugger)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
@@ -87,6 +90,8 @@ class Worker:
 
     def _on_sigint(self, number: int, frame: Any) -> None:
         engine = self.engine
+        if self._debugger.is_asking:  # it is told to leave, and pdb would swallow this
+            return
         hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
         if (engine.interruptible and (engine.in_user_code or hard)) or (hard and self._spmd.in_cell):
             engine.interruptible = engine.in_user_code = False
@@ -107,12 +112,11 @@ class Worker:
                     other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
+                self._debugger.leave_all()
                 self._spmd.interrupt_children()
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            case wire.DebugReply() as reply:
-                self._debugger.reply(reply)
             case wire.InputReply() as answer:
                 self._asking.reply(answer)
             case wire.LookUp():
@@ -121,6 +125,8 @@ class Worker:
                 self._spmd.stop_waiting(ident)
             case Look() as order:
                 self._link.send(encode(look(order, self.engine.cells, self._spmd)))
+            case debugging:
+                self._debugger.control(debugging)
 
     def run(self) -> None:
         while not self._exiting:

@@ -17,7 +17,7 @@ from monarch_lab.tensors import ambient
 from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, meeting, recording
+from monarch_lab.worker import backward, calls, meeting, recording, user_code
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
@@ -173,7 +173,7 @@ class OpStream:
             return self.known.recordings[code[i + 1]].width
         return self._width[Op(number)]
 
-    def _position(self, code: list[int], i: int) -> int:
+    def position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
             position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
@@ -204,7 +204,7 @@ class OpStream:
             if isinstance(error, DeviceException):  # an input went with the process before this one
                 self._take_part(code, i)
             failure = describe_error(error)
-            position = self._position(code, i)
+            position = self.position(code, i)
             place = (position, -1) if within < 0 else (within, position)
             self._report(wire.OpFailed(batch.number, place[0], failure, outputs, place[1]))
         self.mark(outputs, failure)
@@ -305,7 +305,7 @@ class OpStream:
             return replayed.run(cells, code, i, numbers)
         except BaseException as e:
             self.interruptible = False
-            recording.finish(self, replayed, code, i, numbers, e, self._position(code, i))
+            recording.finish(self, replayed, code, i, numbers, e, self.position(code, i))
             self.interruptible = True
         return i + replayed.width
 
@@ -336,8 +336,10 @@ class OpStream:
         try:
             with self.randomness.private():
                 self.in_user_code = True
+                user_code.begins()
                 yield
         finally:
+            user_code.ends()
             self.in_user_code = False
             self.restore_ambient()
 

@@ -30,6 +30,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.shape import Slice
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker import randomness
+from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine, _portable
 from monarch_lab.worker.failures import DependentOnError, Failed
 from monarch_lab.worker.failures import describe as describe_error
@@ -46,8 +47,9 @@ _MAX_SHOWN = 20_000  # characters of a value's repr
 class Spmd:
     """Made once for a worker; the namespace is made with the first cell."""
 
-    def __init__(self, engine: Engine, spec: WorkerSpec, flush: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, spec: WorkerSpec, flush: Callable[[], None], debugger: Debugger) -> None:
         self._engine = engine
+        self._debugger = debugger
         self._spec = spec
         self.group = SpmdGroup(spec)
         self._module = types.ModuleType("__main__")
@@ -196,7 +198,7 @@ class Spmd:
         self._files.add(order.filename)
         tree = ast.parse(order.code or order.source, order.filename)
         last = tree.body[-1] if tree.body else None
-        with self._around_cell(order.ident):
+        with self._around_cell(order.ident), self._debugging(order.debug):
             self.shell.begin_cell(order.source)
             try:
                 if isinstance(last, ast.Expr):
@@ -237,6 +239,20 @@ class Spmd:
                 randomness.set_state(*common)
                 self._state = {**ambient.capture(), "inference": False}
                 ambient.Applied().apply(ops_state)
+
+    @contextmanager
+    def _debugging(self, is_asked: bool) -> Iterator[None]:
+        """With ``%%spmd --debug``: stop at the first line, and where an error leaves the cell."""
+        if not is_asked:
+            yield
+            return
+        self._debugger.stop_at_first_line()
+        try:
+            yield
+        except BaseException as error:
+            self._debugger.leave_user_code()
+            self._debugger.stop_after(error)
+            raise
 
     def _execute(self, code: types.CodeType) -> Any:
         if not code.co_flags & inspect.CO_COROUTINE:

@@ -16,7 +16,8 @@ def offered(shell: Shell, text: str) -> list[str]:
     [
         (
             "%mesh ",
-            ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "sync", "use"],
+            ["break", "debug", "debugpy", "interrupt", "kill", "list", "logs", "pm"]
+            + ["pull", "push", "restart", "start", "status", "stop", "sync", "use"],
         ),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
@@ -28,7 +29,7 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%%mesh --", ["--async", "--coalesce", "--help", "--name", "--quiet", "--stream", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),
-        ("%%spmd --d", ["--dim"]),
+        ("%%spmd --d", ["--debug", "--dim"]),
         ("%%spmd --t", ["--targets", "--time", "--timeout"]),
         ("%%spmd --time --ti", ["--timeout"]),
         ("%%spmd[0,1] --ou", ["--out"]),
