@@ -38,7 +38,7 @@ def error(kernel: Kernel) -> str:
 
 
 def test_it_returns_at_once_and_its_output_comes_to_its_cell(kernel: Kernel, gate: Callable[[], None]) -> None:
-    cell = kernel.start(f"%%spmd --async -o kept\n{WAIT}print('at last')\nrank * 2")
+    cell = kernel.start(f"%%spmd --async --time -o kept\n{WAIT}print('at last')\nrank * 2")
     assert kernel.wait() == "ok", error(kernel)
     texts = [d["text/plain"] for d in kernel.displays()]
     assert texts == ['spmd · mesh "mesh" · 2 workers · not waited for', "<%%spmd cell on ranks 0, 1: running>"]
@@ -46,6 +46,7 @@ def test_it_returns_at_once_and_its_output_comes_to_its_cell(kernel: Kernel, gat
     assert kernel.text() == "False True\nlate\n"
     gate()
     kernel.wait_for(lambda: {"[0.0-0.1] at last", "rank 0: 0\nrank 1: 2"} <= set(of(kernel, cell)))
+    assert any(text.endswith(" s") for text in of(kernel, cell))
     assert kernel.run("print(kept.result(), kept.done(), await kept, kept.exception(), kept)") == "ok", error(kernel)
     assert kernel.text() == "{0: '0', 1: '2'} True {0: '0', 1: '2'} None <%%spmd cell on ranks 0, 1: done>\n"
 
