@@ -115,6 +115,8 @@ def test_line_and_cell_magics_run_on_each_rank(kernel: Kernel) -> None:
     assert "per loop" in kernel.text() and left(kernel) == ["ranks 0, 1: True"]
     ran(kernel, "\n\n%%time\nmade = rank + 5\nmade")
     assert "Wall time" in kernel.text() and left(kernel) == ["rank 0: 5\nrank 1: 6"]
+    ran(kernel, "import os\nbefore = os.getcwd()\n%cd -q /\nmoved = %pwd\n%cd -q -\nmoved, os.getcwd() == before")
+    assert left(kernel) == ["ranks 0, 1: ('/', True)"]
     ran(kernel, "made")
     assert left(kernel) == ["rank 0: 5\nrank 1: 6"]
     assert kernel.run("w = ml.meshes()['mesh'].replicate(torch.ones(2))") == "ok"
@@ -143,6 +145,7 @@ def test_commands_run_on_each_rank(kernel: Kernel) -> None:
         ("%pip list", "%pip is a magic of the notebook, whose packages are the workers' too"),
         ("%mesh status", "%mesh is a magic of the notebook: put it into a cell of its own"),
         ("%%spmd\nrank", "%%spmd is a magic of the notebook: it is the first line of a cell, once"),
+        ("%debug", "%debug looks at no worker: %mesh pm, in a cell of its own, opens the last failure"),
         ("%no_such_magic", "Line magic function `%no_such_magic` not found"),
     ],
 )
