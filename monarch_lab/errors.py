@@ -4,6 +4,7 @@
     ├── UsageError        the caller: nothing was sent, nothing is half-done
     ├── ClosedError       the mesh, cell or future was closed by its owner
     ├── LaunchError       no host or worker came up
+    ├── DetachedError     a rank waits in a debugger that was left with `detach`
     ├── DeviceException   a process or host died, or is stuck
     ├── RemoteException   user code or an op failed on a worker
     ├── ProtocolError     a peer said what the protocol does not allow
@@ -39,6 +40,10 @@ class UsageRuntimeError(UsageError, RuntimeError):
 
 class UsageNotImplementedError(UsageError, NotImplementedError):
     pass
+
+
+class StdinNotImplementedError(UsageNotImplementedError):
+    """Code on a worker asked for a line, and the front end has no box to type it into."""
 
 
 class PayloadTooLarge(UsageValueError):
@@ -81,13 +86,25 @@ class DeviceException(MeshError):
         self.ranks = ranks
 
 
+class DetachedError(MeshError):
+    """Who waits would wait for ever: a rank stands in a debugger that was left with ``detach``. What was sent to it
+    runs when it goes on (%mesh debug). ``ranks``: those that stand there."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
 class BacklogError(DeviceException):
     """A host takes nothing in, and what waits for it has reached its limit; the message was not taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFrame:
-    """One frame of a worker's traceback, with its source line as the worker saw it."""
+    """One frame of a worker's traceback, with its source line as the worker saw it.
+
+    ``line`` 0 is no frame: ``source`` says what was left out there.
+    """
 
     filename: str
     line: int
@@ -96,23 +113,68 @@ class RemoteFrame:
 
 
 @dataclass(frozen=True, slots=True)
+class RelatedError:
+    """An exception of a worker beside the one that ended its cell.
+
+    ``relation``: "cause" (``raise ... from`` it), "context" (raised while it was handled) or "part" (of a group).
+    """
+
+    relation: str
+    type_name: str
+    text: str
+    frames: tuple[RemoteFrame, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailure:
-    """What happened on one rank."""
+    """What happened on one rank. ``related``: what it was raised from, the earliest first, then a group's parts."""
 
     rank: int
     type_name: str
     text: str
     frames: tuple[RemoteFrame, ...] = ()
     exception: BaseException | None = field(default=None, compare=False)
+    related: tuple[RelatedError, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def traceback(self) -> str:
+        """As Python prints it."""
+        lines = []
+        for error in self.related:
+            if error.relation != "part":
+                lines += [*_traceback(error), "", BETWEEN[error.relation], ""]
+        lines += _traceback(self)
+        for error in self.related:
+            if error.relation == "part":
+                lines += ["", "One of its parts:", *_traceback(error)]
+        return "\n".join(lines)
+
+
+BETWEEN = {
+    "cause": "The above exception was the direct cause of the following exception:",
+    "context": "During handling of the above exception, another exception occurred:",
+}
+
+
+def _traceback(error: RankFailure | RelatedError) -> list[str]:
+    lines = ["Traceback (most recent call last):"]
+    for frame in error.frames:
+        if frame.line:
+            lines.append(f'  File "{frame.filename}", line {frame.line}, in {frame.function}')
+        if frame.source:
+            lines.append(f"    {frame.source}")
+    return [*lines, f"{error.type_name}: {error.text}", *error.notes]
 
 
 class RemoteException(MeshError):
     """User code or an op failed on workers.
 
-    ``by_rank``           rank -> RankFailure
+    ``by_rank``           rank -> RankFailure; the first cause first
     ``ranks``             the ranks it happened on
-    ``exception``         the first rank's own exception, or its type name and text where it cannot be unpickled
-    ``worker_traceback``  the first rank's frames as text
+    ``groups``            equal failures (type, text and frames) once, with their ranks; the first cause first
+    ``exception``         the first cause's own exception, or its type name and text where it cannot be unpickled
+    ``worker_traceback``  the first cause's frames as text
     ``cell``, ``line``    where in the notebook (or file) the op was issued
 
     Raised instances are also instances of the original type where that is a builtin or torch exception, so
@@ -143,7 +205,11 @@ class RemoteException(MeshError):
 
     @property
     def first(self) -> RankFailure:
-        return self.by_rank[min(self.by_rank)]
+        return next(iter(self.by_rank.values()))
+
+    @property
+    def groups(self) -> list[tuple[tuple[int, ...], RankFailure]]:
+        return grouped(self.by_rank)
 
     @property
     def exception(self) -> BaseException | str:
@@ -152,10 +218,13 @@ class RemoteException(MeshError):
 
     @property
     def worker_traceback(self) -> str:
-        lines = ["Traceback (most recent call last):"]
-        for frame in self.first.frames:
-            lines.append(f'  File "{frame.filename}", line {frame.line}, in {frame.function}')
-            if frame.source:
-                lines.append(f"    {frame.source}")
-        lines.append(f"{self.first.type_name}: {self.first.text}")
-        return "\n".join(lines)
+        return self.first.traceback()
+
+
+def grouped(by_rank: dict[int, RankFailure]) -> list[tuple[tuple[int, ...], RankFailure]]:
+    """Equal failures with their ranks, in the order of their first one."""
+    folded: dict[object, tuple[list[int], RankFailure]] = {}
+    for rank, failure in by_rank.items():
+        key = (failure.type_name, failure.text, failure.frames, failure.related, failure.notes)
+        folded.setdefault(key, ([], failure))[0].append(rank)
+    return [(tuple(sorted(ranks)), failure) for ranks, failure in folded.values()]

@@ -11,6 +11,8 @@ client.py     the stream of one mesh     waiting.py, futures.py   answers on the
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
 prompts.py    debuggers that wait        flusher.py    sends what has waited
+inputs.py     workers at input()         spmd_async.py %%spmd --async
+lookup.py     names of %%spmd cells
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
@@ -33,6 +35,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
 anomaly.py    lines for the warnings of anomaly mode
+debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 """
 
 from __future__ import annotations

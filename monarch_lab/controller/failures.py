@@ -6,14 +6,15 @@ import os
 import pickle
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from monarch_lab.controller.locations import Location, frame_of
-from monarch_lab.errors import RankFailure, RemoteException, RemoteFrame
+from monarch_lab.errors import RankFailure, RelatedError, RemoteException, RemoteFrame, grouped
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
+_MAX_BESIDE = 5  # different failures that are told in words
 _PARTLY = wire.Failure(
     "KeyboardInterrupt",
     "an interrupt stopped it on some ranks and not on others, so it has no value",
@@ -131,14 +132,21 @@ def _opened(failure: wire.Failure) -> BaseException | None:
         return None
     try:
         value = pickle.loads(failure.pickled)  # from a worker that has proved the mesh's key
-    except Exception:
+    except (Exception, SystemExit):  # its class may do anything
         return None
     return value if isinstance(value, BaseException) else None
 
 
 def rank_failure(rank: int, failure: wire.Failure) -> RankFailure:
-    frames = tuple(RemoteFrame(*f) for f in failure.frames)
-    return RankFailure(rank, failure.type_name, failure.text, frames, _opened(failure))
+    related = tuple(
+        RelatedError(r.relation, r.type_name, r.text, _frames(r.frames), tuple(r.notes)) for r in failure.related
+    )
+    frames, notes = _frames(failure.frames), tuple(failure.notes)
+    return RankFailure(rank, failure.type_name, failure.text, frames, _opened(failure), related, notes)
+
+
+def _frames(told: list[tuple[str, int, str, str]]) -> tuple[RemoteFrame, ...]:
+    return tuple(RemoteFrame(*frame) for frame in told)
 
 
 def _place_name(filename: str) -> str:
@@ -170,13 +178,12 @@ def _class_for(error: BaseException | None) -> type[RemoteException]:
 def build(
     by_rank: dict[int, wire.Failure], where: RemoteFrame | None, cell: str | None, note: str = ""
 ) -> RemoteException:
+    """``by_rank``: the first cause first."""
     by_rank = {f.rank if f.rank >= 0 else rank: f for rank, f in by_rank.items()}
     failures = {rank: rank_failure(rank, f) for rank, f in by_rank.items()}
-    first = failures[min(failures)]
-    ranks = sorted(failures)
-    on = f"rank {ranks[0]}" if len(ranks) == 1 else "ranks " + ", ".join(map(str, ranks))
+    (ranks, first), *others = grouped(failures)
     at = f", issued at {_place_name(where.filename)} line {where.line}" if where is not None else ""
-    message = f"{first.type_name}: {first.text} (on {on}{at}){note}"
+    message = f"{first.type_name}: {first.text} (on {named(ranks)}{at}){_beside(others)}{note}"
     error = _class_for(first.exception)(
         message,
         failures,
@@ -185,10 +192,23 @@ def build(
         issued=(where,) if where is not None else (),
     )
     # What a plain traceback shows of it; the notebook draws its own.
-    error.add_note(f"On {on}:\n{error.worker_traceback}")
+    for told, failure in error.groups[:_MAX_BESIDE]:
+        error.add_note(f"On {named(told)}:\n{failure.traceback()}")
     return error
+
+
+def _beside(others: Sequence[tuple[Sequence[int], RankFailure]]) -> str:
+    """What else happened at once, in short."""
+    told = [f"; {f.type_name} on {named(ranks)}" for ranks, f in others[:_MAX_BESIDE]]
+    more = sum(len(ranks) for ranks, _ in others[_MAX_BESIDE:])
+    return "".join(told) + (f"; others on {more} more rank{'s' * (more > 1)}" if more else "")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """As in "rank 1" and "ranks 0, 2"."""
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def remote_exception(op: FailedOp, more: int = 0) -> RemoteException:
     note = f"; {more} more op{'s' * (more > 1)} failed" if more else ""
-    return build(op.by_rank, frame_of(op.location), None, note)
+    return build(dict(sorted(op.by_rank.items())), frame_of(op.location), None, note)

@@ -295,11 +295,11 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
 
 def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
     client.blame_death(m.failure for m in bad.values())
-    own = {r: m.failure for r, m in bad.items() if not m.dependent}
+    own = {r: m.failure for r, m in sorted(bad.items()) if not m.dependent}
     if any(f.interrupted for f in own.values()):
         raise KeyboardInterrupt
     if not own:
-        raise_cause(client, {r: m.failure for r, m in bad.items()})
+        raise_cause(client, {r: m.failure for r, m in sorted(bad.items())})
     raise failures.build(own, None, None)
 
 

@@ -89,6 +89,7 @@ class Outgoing:
         self._marks: list[tuple[int, Pending]] = []
         asked = settings.controller.operations_per_progress_request
         self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self.late: Callable[[], None] | None = None  # waits for a %%spmd --async cell, and raises what it failed with
         # the processes
         self._supervisor: Supervisor | None = None
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why

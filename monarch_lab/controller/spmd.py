@@ -5,11 +5,14 @@ Runs on: the main thread; the I/O thread fills the Pending.
 
 from __future__ import annotations
 
+import pickle
 import time
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec.structs import replace
 
 from monarch_lab.controller import failures
 from monarch_lab.controller.calling import opened
@@ -17,20 +20,24 @@ from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import intern
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
+_CONNECTION_ENDED = {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+_STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdCell:
-    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice."""
+    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice.
+    ``code``: what is run, where that is not ``source`` itself. ``number``: of the cell; 0: the one that runs."""
 
     source: str
     filename: str
@@ -40,12 +47,27 @@ class SpmdCell:
     out: tuple[str, ...] = ()
     timeout_s: float | None = None
     notebook: Container[str] = ()
+    code: str = ""
+    number: int = 0
+    on_sent: Callable[[], None] = lambda: None
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
+    rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
+
+
+@dataclass(slots=True)
+class _Story:
+    """Of one run. ``first``: the ranks that had failed when that was first seen; ``freed``: those whose wait was ended;
+    ``wrong``: why, where no failure was."""
+
+    first: set[int] = field(default_factory=set)
+    freed: set[int] = field(default_factory=set)
+    wrong: str = ""
 
 
 @dataclass(slots=True)
@@ -80,6 +102,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise UsageValueError(
             "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
         )
+    _take_turn(client)
     settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
@@ -87,13 +110,15 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
+    story = _Story()
 
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
         ident = number
+        cell.on_sent()  # with the lock held: what others send now comes after it
         return wire.RunSpmd(
             number,
-            client.cell,
+            cell.number or client.cell,
             list(cell.ranks),
             0 if state.is_stale else state.group,
             cell.source,
@@ -103,11 +128,16 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             list(mesh.slice_.sizes),
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+            cell.code,
+            cell.debug,
         )
 
     pending = client.request(make, asked)
     try:
-        _wait(client, pending, ident, cell)
+        _wait(client, pending, ident, cell, story)
+    except DetachedError:
+        pending.add_callback(lambda: _tell_late(client, pending, cell))
+        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -117,9 +147,10 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         client.check_alive()
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
-    _raise_failure(client, state, cell, ended)
+    _raise_failure(client, state, cell, ended, story)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
-    return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
+    rich = {rank: m.rich for rank, m in ended.items() if m.rich}
+    return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
 
 
 def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:
@@ -128,6 +159,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     Raises UsageTypeError for what cannot be sent.
     """
     client = mesh.client
+    _take_turn(client)
     ranks = mesh.ranks_key if ranks is None else ranks
     state = _states.setdefault(client, _State())
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
@@ -145,9 +177,22 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
 def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     """By rank: variables of ``%%spmd`` cells, tensors on the CPU. Raises RemoteException where one is not there."""
     client = mesh.client
+    _take_turn(client)
     pending = client.request(lambda ident: wire.PullSpmd(ident, names), ranks)
     client.wait(pending)
     return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
+
+
+def sync_modules(mesh: Any, path: list[str]) -> dict[int, tuple[list[str], list[str]]]:
+    """By rank: the user's modules that were reloaded, for their files have changed, and what was added to sys.path.
+
+    Raises RemoteException with what a module raises as it is loaded again.
+    """
+    client = mesh.client
+    _take_turn(client)
+    pending = client.request(lambda ident: wire.SyncModules(ident, path), mesh.ranks_key)
+    client.wait(pending)
+    return {rank: opened(client, pending, rank)[0] for rank in mesh.ranks_key}
 
 
 def _is_mesh(value: Any) -> bool:
@@ -155,6 +200,12 @@ def _is_mesh(value: Any) -> bool:
 
 
 # --- before it runs
+
+
+def _take_turn(client: Any) -> None:
+    """After a cell that was not waited for; raises what it failed with."""
+    if client.late is not None:
+        client.late()
 
 
 def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -191,31 +242,68 @@ def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, .
 # --- while it runs
 
 
-def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell) -> None:
-    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment."""
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Story) -> None:
+    """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment.
+
+    Who waits in vain for one that has not failed is freed as well: see stalls.py.
+    """
     deadline = None if cell.timeout_s is None else time.monotonic() + cell.timeout_s
     failed_at: float | None = None
     is_freed = False
+    watch = StallWatch(client, time.monotonic())
     while not pending.done:
+        until = time.monotonic() + _LOOK_S
         try:
-            client.wait(pending, time.monotonic() + _LOOK_S)
+            client.wait(pending, until)
         except TimeoutError:
             now = time.monotonic()
         else:
             return
-        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+        if not story.first:
+            story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
+        is_asked = len(client.prompts) > 0 or any(client.is_debugging(rank) for rank in pending.waiting)
+        if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
-            deadline = deadline and max(deadline, now + _LOOK_S)
+            deadline = deadline and deadline + (now - until) + _LOOK_S
             continue
         if deadline is not None and now >= deadline:
             late = sorted(pending.waiting)
             client.stop_cell()
             raise TimeoutError(_late(late, pending, cell))
+        if not is_freed and not _has_failed(pending):
+            wrong, stuck = watch.look(set(pending.waiting), _begun(client, pending), now)
+            if stuck and not story.wrong:
+                story.wrong, story.freed = wrong, stuck
+                client.supervisor.send_control(sorted(stuck), encode(wire.FreeSpmd(ident)))
         if not is_freed and _has_failed(pending):
             failed_at = failed_at or now
             if now - failed_at >= GRACE_S - _LOOK_S:
                 is_freed = True
+                story.freed = story.freed | pending.waiting
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _tell_late(client: Any, pending: Pending, cell: SpmdCell) -> None:
+    """How a cell ended that was left in a debugger. Runs on: the I/O thread."""
+    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    front = client.front
+    for rank, message in ended.items():
+        if message.failure is not None:
+            error = f"{message.failure.type_name}: {message.failure.text}"
+            text = f"the %%spmd cell that was left in the debugger failed: {error}"
+        elif message.shown is not None:
+            text = message.shown
+        else:
+            continue
+        if front is not None:
+            front.output(client.cell, rank, client.label(rank), "stdout", f"{text}\n")
+
+
+def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:
+    """How many collectives each group had begun on the ranks that do not run the cell, or not any more."""
+    others = {r: s for r, s in _states[client].sequences.items() if r not in pending.ranks} if client in _states else {}
+    ended = {r: m.sequences for r, (m, _) in list(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    return {**others, **ended}
 
 
 def _has_failed(pending: Pending) -> bool:
@@ -224,7 +312,9 @@ def _has_failed(pending: Pending) -> bool:
 
 def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
     waited = _waited(pending, cell)
-    return f"%%spmd: {_ranks(late)} had not ended after {cell.timeout_s:g} s" + (f": {waited}" if waited else "")
+    return f"%%spmd: {failures.named(late)} had not ended after {cell.timeout_s:g} s" + (
+        f": {waited}" if waited else ""
+    )
 
 
 def _waited(pending: Pending, cell: SpmdCell) -> str:
@@ -264,28 +354,35 @@ def _differ(sequences: dict[int, dict[str, int]]) -> bool:
     return any(len(numbers) > 1 for numbers in by_group.values())
 
 
-def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded]) -> None:
+def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], story: _Story) -> None:
     failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
     if not failed:
         return
     client.blame_death(failed.values())
-    waited = {rank: f for rank, f in failed.items() if ended[rank].freed}
+    # One of them may have lost its connection to another before it was told itself.
+    waited = {
+        r: f for r, f in failed.items() if ended[r].freed or (r in story.freed and f.type_name in _CONNECTION_ENDED)
+    }
+    if story.wrong:  # what the end of their connections said to them says nothing to the user
+        told = f"{story.wrong}: {_places(waited, cell)}"
+        waited = {rank: replace(f, type_name="RuntimeError", text=told, pickled=_STALLED) for rank, f in waited.items()}
+        failed |= waited
     causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
+    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in story.first, item[1].severed, item[0])))
     note = ""
     if len(causes) < len(failed):
         note += f"; {_places(waited, cell)}"
-    named = [ended[rank].missing for rank in causes]
-    missing = next((name for name in named if name in cell.shards or name in cell.notebook), "")
+    names = [ended[rank].missing for rank in causes]
+    missing = next((name for name in names if name in cell.shards or name in cell.notebook), "")
     if missing in cell.shards:
         there = list(cell.shards[missing]._ref.mesh.ranks_key)
-        note += f"; {missing} is a tensor of the notebook on {_ranks(there)} alone"
+        note += f"; {missing} is a tensor of the notebook on {failures.named(there)} alone"
     elif missing:
         note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
     if state.is_stale and len(client.alive) == client.world:
         note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
     error = failures.build(causes, None, cell.filename, note)
-    first = failed[min(causes)]
-    error.line = next((line for name, line, _, _ in first.frames if name == cell.filename), None)
+    error.line = next((frame.line for frame in error.first.frames if frame.filename == cell.filename), None)
     raise error
 
 
@@ -296,15 +393,11 @@ def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell, verb: str = "wai
         frames = [f for f in failure.frames if f[0] == cell.filename]
         place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
         by_place.setdefault(place, []).append(rank)
-    return "; ".join(f"{_ranks(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
+    return "; ".join(f"{failures.named(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
 
 
 def _verb(verb: str, ranks: list[int]) -> str:
     return "were" if verb == "was" and len(ranks) > 1 else verb
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: list[Ref]) -> dict[str, Any]:
@@ -317,7 +410,7 @@ def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: l
             folded: dict[str, list[int]] = {}
             for rank, text in told.items():
                 folded.setdefault(text, []).append(rank)
-            listed = "; ".join(f"{_ranks(ranks)}: {text}" for text, ranks in folded.items())
+            listed = "; ".join(f"{failures.named(ranks)}: {text}" for text, ranks in folded.items())
             raise UsageValueError(
                 f"--out {name}: a mesh tensor has one shape and dtype on all ranks, and {name} is {listed}; "
                 f"%mesh pull {name} --from all brings each rank's"

@@ -18,7 +18,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 import monarch_lab
-from monarch_lab.errors import MeshError, RankFailure, RemoteException, RemoteFrame
+from monarch_lab.errors import BETWEEN, MeshError, RankFailure, RelatedError, RemoteException, RemoteFrame
 from monarch_lab.notebook.painting import Painter
 
 _OURS = str(Path(monarch_lab.__file__).parent)
@@ -44,6 +44,8 @@ def render(error: BaseException) -> list[str]:
     shell: Any = get_ipython()
     trace = error.__traceback__
     is_verbose = shell.InteractiveTB.mode == "Verbose"
+    if shell.InteractiveTB.mode == "Minimal":
+        return [Painter(shell).error(error)]
     if isinstance(error, RemoteException):
         local = _by_ipython(shell, error, trace) if is_verbose else []
         return [*local, "\n".join(_remote(Painter(shell), error, is_verbose))]
@@ -160,17 +162,34 @@ def _remote(paint: Painter, error: RemoteException, is_verbose: bool) -> Iterato
     if not issued and error.cell is not None and not is_cells_own:  # a %%spmd cell's lines are among the worker's
         yield f"{error.cell}, line {error.line}" if error.line is not None else error.cell
         yield ""
-    for ranks, failure in _fold(error.by_rank):
+    for ranks, failure in error.groups:
         yield f"On rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}:"
-        for frame in failure.frames:
-            if _is_far_machinery(frame.filename) and not is_verbose:
-                continue
-            yield paint.place(frame)
-            if frame.source:
-                yield from paint.lines(frame.line, {frame.line: frame.source.strip("\n")})
-        yield paint.message(failure.type_name, failure.text)
+        for related in failure.related:
+            if related.relation != "part":
+                yield from _far(paint, related, is_verbose)
+                yield f"\n{BETWEEN[related.relation]}\n"
+        yield from _far(paint, failure, is_verbose)
+        for related in failure.related:
+            if related.relation == "part":
+                yield "\nOne of its parts:"
+                yield from _far(paint, related, is_verbose)
         yield ""
     yield paint.message(type(error).__name__, _with_names(str(error), error.issued, paint))
+
+
+def _far(paint: Painter, error: RankFailure | RelatedError, is_verbose: bool) -> Iterator[str]:
+    """An exception of a worker as it was there."""
+    for frame in error.frames:
+        if _is_far_machinery(frame.filename) and not is_verbose:
+            continue
+        if not frame.line:  # a remark
+            yield f"  {frame.source}"
+            continue
+        yield paint.place(frame)
+        if frame.source:
+            yield from paint.lines(frame.line, {frame.line: frame.source.strip("\n")})
+    yield paint.message(error.type_name, error.text)
+    yield from error.notes
 
 
 def _with_names(text: str, frames: tuple[RemoteFrame, ...], paint: Painter) -> str:
@@ -196,12 +215,3 @@ def _frames(error: BaseException) -> list[RemoteFrame]:
         RemoteFrame(entry.tb_frame.f_code.co_filename, entry.tb_lineno, entry.tb_frame.f_code.co_qualname)
         for entry in _entries(users_frames(error.__traceback__))
     ]
-
-
-def _fold(by_rank: dict[int, RankFailure]) -> list[tuple[list[int], RankFailure]]:
-    """Equal failures with their ranks, in the order of their first rank."""
-    folded: dict[tuple[object, ...], tuple[list[int], RankFailure]] = {}
-    for rank, failure in sorted(by_rank.items()):
-        key = (failure.type_name, failure.text, failure.frames)
-        folded.setdefault(key, ([], failure))[0].append(rank)
-    return list(folded.values())

@@ -56,17 +56,31 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     is_inference: bool = False
 
 
+class Related(msgspec.Struct, frozen=True):
+    """An exception beside another. ``relation``: it was its "cause" (raise ... from), the "context" it was raised in,
+    or is a "part" of it, an exception group."""
+
+    relation: str
+    type_name: str
+    text: str
+    frames: list[tuple[str, int, str, str]]
+    notes: list[str] = []
+
+
 class Failure(msgspec.Struct, frozen=True):
-    """An exception of a worker. ``pickled`` is the exception itself where it could be pickled."""
+    """An exception of a worker. ``pickled`` is the exception itself where it could be pickled. ``related``: what it was
+    raised from, the earliest first, then the parts of a group; ``notes``: lines added to it."""
 
     type_name: str
     text: str
-    frames: list[tuple[str, int, str, str]]  # file, line, function, source line
+    frames: list[tuple[str, int, str, str]]  # file, line, function, source line; line 0: the source is a remark
     pickled: bytes = b""
     interrupted: bool = False
     entry: int = 0  # the entry whose prediction was wrong
     rank: int = -1  # where it happened: others may hold it too, through a collective
     severed: bool = False  # a collective whose other ranks could not be reached: the end of one may be the cause
+    related: list[Related] = []
+    notes: list[str] = []
 
 
 # --- definitions; each has a number that is never reused, and is sent once to every worker

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import socket
+import time
 from typing import Any
 
 import torch
@@ -20,14 +22,17 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from monarch_lab.transport.platform import own_sockets
+from monarch_lab.wire.looking import Collective
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker.devices import are_apart
 from monarch_lab.worker.failures import severed_when_it_fails
+from monarch_lab.worker.meeting_point import Meeting
 
 _TIMEOUT = datetime.timedelta(minutes=30)
 _FORM_TIMEOUT = datetime.timedelta(minutes=2)  # every rank comes to it at once, with nothing of the user's before
 _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group
+_new_group = dist.new_group
 
 
 def _groups() -> list[tuple[Any, str]]:
@@ -39,8 +44,11 @@ class SpmdGroup:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._number = -1
+        self._made = 0  # groups that new_group made under it
         self._joined = 0  # how often the user's own init_process_group formed it under this number
         self._known: dict[int, tuple[int, int]] = {}  # sockets of gloo groups
+        self._meeting = Meeting(spec)
+        self.formed_ns = 0
 
     def form(self, number: int) -> None:
         """The default group under this number, which every rank of the mesh calls for; 0: leave it as it is."""
@@ -51,7 +59,7 @@ class SpmdGroup:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._known.clear()
-        self._joined = 0
+        self._joined = self._made = 0
         self._join(f"spmd{number}")
         self._number = number
 
@@ -61,7 +69,9 @@ class SpmdGroup:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
         store = dist.FileStore(os.path.join(spec.rendezvous, name), spec.world_size)
         store.set_timeout(_FORM_TIMEOUT)
+        self.formed_ns = time.time_ns()
         with severed_when_it_fails():
+            self._meeting.wait(name, "init_process_group")
             _init_process_group(
                 self._backend, store=store, rank=spec.rank, world_size=spec.world_size, timeout=_TIMEOUT
             )
@@ -84,8 +94,22 @@ class SpmdGroup:
                 found[name] = group._get_sequence_number_for_group()  # noqa: SLF001
         return found
 
+    def members(self) -> dict[str, list[int]]:
+        """Ranks of each group that torch.distributed knows here, by its name."""
+        world = c10d._world  # noqa: SLF001
+        return {name: sorted(world.pg_group_ranks.get(group, {})) for group, name in _groups()}
+
+    def forming(self) -> list[Collective]:
+        """The group that this rank waits for others to form, if it does."""
+        return self._meeting.now()
+
+    def begin(self) -> None:
+        """A cell begins: a wait that was ended is the last one's."""
+        self._meeting.is_ended = False
+
     def sever(self) -> None:
         """Shut the connections of every group: who waits in a collective gets an error. They are of no use after."""
+        self._meeting.is_ended = True
         now = own_sockets()
         for fd, identity in list(self._known.items()):
             if now.get(fd) != identity:  # closed since, and the number may be another's
@@ -114,6 +138,17 @@ class SpmdGroup:
 
         c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group
+        dist.new_group = c10d.new_group = self._new_group
+
+    @functools.wraps(_new_group)
+    def _new_group(self, *args: Any, **kwargs: Any) -> Any:
+        """torch's, which every rank calls; who waits for the others can be told of and freed."""
+        __tracebackhide__ = True
+        if not kwargs.get("use_local_synchronization") and dist.is_initialized():
+            self._made += 1
+            with severed_when_it_fails():
+                self._meeting.wait(f"group{self._number}-{self._joined}-{self._made}", "new_group")
+        return _new_group(*args, **kwargs)
 
     def _init_process_group(
         self, backend: str | None = None, init_method: str | None = None, *args: Any, **kwargs: Any
@@ -138,5 +173,6 @@ class SpmdGroup:
             )
         if not dist.is_initialized():  # they destroyed it
             self._joined += 1
+            self._made = 0
             self._known.clear()
             self._join(f"spmd{self._number}-{self._joined}")

@@ -14,7 +14,11 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%mesh ", ["interrupt", "kill", "list", "logs", "pull", "push", "restart", "start", "status", "stop", "use"]),
+        (
+            "%mesh ",
+            ["break", "debug", "debugpy", "interrupt", "kill", "list", "logs", "pm"]
+            + ["pull", "push", "restart", "start", "status", "stop", "sync", "use"],
+        ),
         ("%mesh st", ["start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
@@ -25,11 +29,18 @@ def offered(shell: Shell, text: str) -> list[str]:
         ("%%mesh --", ["--async", "--coalesce", "--help", "--name", "--quiet", "--stream", "--time"]),
         ("%%mesh --time --n", ["--name"]),
         ("%%mesh --name ", ["mesh"]),
-        ("%%spmd --", ["--dim", "--help", "--name", "--out", "--quiet", "--ranks", "--time", "--timeout"]),
+        ("%%spmd --d", ["--debug", "--dim"]),
+        ("%%spmd --t", ["--targets", "--time", "--timeout"]),
         ("%%spmd --time --ti", ["--timeout"]),
         ("%%spmd[0,1] --ou", ["--out"]),
         ("%%spmd --name ", ["mesh"]),
         ("%mesh pull x --f", ["--from"]),
+        ("%%spmd[", ["0", "1", "all", "gpu=", "host="]),
+        ("%%spmd[0,", ["0", "1", "all", "gpu=", "host="]),
+        ("%%spmd --name mesh -t a", ["all"]),
+        ("%%spmd --dim ", ["gpu=", "host="]),
+        ("%%spmd --ranks gpu=", ["gpu=0", "gpu=1"]),
+        ("%mesh restart --ranks g", ["gpu="]),
     ],
 )
 def test_a_line_is_completed(started: Shell, text: str, expected: list[str]) -> None:
