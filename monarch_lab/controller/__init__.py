@@ -1,6 +1,7 @@
 """The kernel's side of mesh tensors: intercepts ops, knows their results' metadata, and streams them out.
 
 tensor.py     the tensor class           dispatch.py   one op, from call to stream
+operators.py  its arithmetic, the quickest way
 scanning.py   arguments taken apart      learning.py   the first call of a kind
 cache.py      what was learned           autograd.py   backward and .grad
 constants.py  numbers kept here          answers.py    what needs no op
@@ -34,8 +35,8 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recording.py      its replay                      record_steps.py  loans and moves inside
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
-anomaly.py    lines for the warnings of anomaly mode
 debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
+anomaly.py    lines for the warnings of anomaly mode
 """
 
 from __future__ import annotations

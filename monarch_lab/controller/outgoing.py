@@ -292,12 +292,13 @@ class Outgoing:
         a rank that does not have the ref ignores it."""
         self.urgent = False
         dead = self.dead
-        whole = self._everywhere(self.scope)
-        while dead:
-            ref = dead.popleft()
-            self.code += (Op.DELETE, ref)
-            if not whole:
-                self._elsewhere += (Op.DELETE, ref)
+        # At once, for a small loop drops one value for each op. What other threads add meanwhile waits for the next.
+        refs = [dead.popleft() for _ in range(len(dead))]
+        deletes = [int(Op.DELETE)] * (2 * len(refs))
+        deletes[1::2] = refs
+        self.code += deletes
+        if not self._everywhere(self.scope):
+            self._elsewhere += deletes
 
     def _delete_elsewhere(self) -> None:
         """What died on streams that are not in use now."""

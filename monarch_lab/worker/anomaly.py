@@ -30,7 +30,7 @@ def _stack() -> list[str]:
     place = _place()
     if place is None:
         return _original()
-    return [f"  {place}\n", *(text for text in _original() if not failures.names_ours(text))]
+    return [f"  {place}\n", *(text for text in _original() if not failures.is_our_text(text))]
 
 
 def _place() -> str | None:
@@ -43,7 +43,7 @@ def _place() -> str | None:
             return _in_batch(frame, replay)
         if code in _CALLS:
             return mark(CALL, frame.f_locals["order"].ident)
-        if code.co_name == "replay" and failures.names_ours(code.co_filename):
+        if code.co_name == "replay" and failures.is_our_text(code.co_filename):
             replay = (code, frame.f_lineno)
         frame = frame.f_back
     return None

@@ -92,7 +92,7 @@ def severed_when_it_fails() -> Iterator[None]:
         raise
 
 
-def names_ours(text: str) -> bool:
+def is_our_text(text: str) -> bool:
     """Whether a file name, or a frame as text, is of code that users did not write."""
     return _OURS in text or _GENERATED in text
 

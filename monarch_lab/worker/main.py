@@ -26,6 +26,7 @@ from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.looking import look
+from monarch_lab.worker.op_stream import OpStream
 from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
@@ -68,7 +69,13 @@ class Worker:
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
-            self._flush()  # what was printed arrives before the answer that ends the cell
+            # What was printed arrives before the answer that ends the cell. C code of torch's own ops can wait for the
+            # next tick: a look at the log files would be a good part of a small batch.
+            if OpStream.ran_user_code or not isinstance(message, wire.Done):
+                OpStream.ran_user_code = False
+                self._flush()
+            else:
+                self._output.flush_pieces()
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
             if returned := mapped.take_returned():

@@ -34,6 +34,8 @@ class OpStream:
 
     callbacks: Callbacks
 
+    ran_user_code = False  # any stream of the process, since the worker's loop asked last
+
     def __init__(self, rank: int, report: Callable[..., None], randomness: Randomness) -> None:
         self.rank = rank
         self.randomness = randomness
@@ -341,6 +343,7 @@ class OpStream:
         finally:
             user_code.ends()
             self.in_user_code = False
+            OpStream.ran_user_code = True
             self.restore_ambient()
 
     def check_gradient(self, gradient: torch.Tensor, told: wire.TensorMeta) -> None:
