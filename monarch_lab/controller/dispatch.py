@@ -322,7 +322,7 @@ def finish(entry: Entry, tensors: list[Any], outs: list[int], mesh: Any) -> Any:
         _wrote(tensors[k], equal)
     stale: list[Any] = []
     for k, meta in entry.after:
-        if meta.requires_grad != tensors[k]._meta.requires_grad:
+        if meta.requires_grad != tensors[k]._meta.requires_grad and k in entry.mutated:
             stale += (tensors[k]._store or tensors[k]._ref).others(tensors[k])
         tensors[k]._refresh(meta)
     _resign(entry, tensors, before)

@@ -74,7 +74,12 @@ class Engine(OpStream):
             self.interruptible = True
             with self.callbacks.question(order.ident) as question:
                 answer, tensors, values = learning.learn(
-                    order.ident, invoke, inputs, order.numbers, has_out="out" in template.tree.kwargs
+                    order.ident,
+                    invoke,
+                    inputs,
+                    order.numbers,
+                    has_out="out" in template.tree.kwargs,
+                    function=template.function,
                 )
             self.interruptible = False
             if question.serial:

@@ -6,7 +6,7 @@ dependent or dynamic in shape, a layout other than strided, or a Python value in
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any
 
@@ -62,6 +62,16 @@ class Rejecting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# A tensor that such a function takes as a number (``alpha=``) is read for its value, on which nothing hangs that is
+# told of the result: optimizers such as LBFGS give them.
+_TAKES_NUMBERS = {
+    getattr(place, name)
+    for place in (torch, torch.Tensor)
+    for name in ("add", "sub", "addcmul", "addcdiv", "add_", "sub_", "addcmul_", "addcdiv_")
+    if hasattr(place, name)
+}
+
+
 class Watch(TorchDispatchMode):
     """Sees the aten ops of a call: is any of them dynamic, does any draw random numbers?"""
 
@@ -71,8 +81,9 @@ class Watch(TorchDispatchMode):
         # the compiler: two seconds and 100 MB in each worker.
         return False
 
-    def __init__(self) -> None:
+    def __init__(self, function: Any = None) -> None:
         super().__init__()
+        self._reads_numbers = isinstance(function, Hashable) and function in _TAKES_NUMBERS
         self.dynamic = False
         self.random = False
         self.private = False
@@ -115,7 +126,9 @@ class Watch(TorchDispatchMode):
             # resize_ and set_ with shapes from the caller's integers are in the key; only aliasing tricks are not.
             self.dynamic = self.dynamic or name not in ("aten::resize_", "aten::set_")
         elif not self.dynamic and not _DYNAMIC_TAGS.isdisjoint(tags):
-            if name in ("aten::index", "aten::_unsafe_index"):
+            if name == "aten::_local_scalar_dense" and self._reads_numbers:
+                pass
+            elif name in ("aten::index", "aten::_unsafe_index"):
                 self.dynamic = any(i is not None and i.dtype in _MASKS for i in args[1])
             else:
                 self.dynamic = True
@@ -152,17 +165,23 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def learn(
-    ident: int, invoke: Callable[..., Any], inputs: list[Any], numbers: list[Any], *, has_out: bool = False
+    ident: int,
+    invoke: Callable[..., Any],
+    inputs: list[Any],
+    numbers: list[Any],
+    *,
+    has_out: bool = False,
+    function: Any = None,
 ) -> tuple[Learned, list[torch.Tensor], list[Any]]:
     """Runs the call. Returns the answer, the tensors of the result in its order, and its Python values.
 
     ``has_out``: with out=, which torch does not write for every function while a dispatch mode is on
     (linalg.matrix_rank in 2.13). Such a call is not watched: it may draw random numbers, and if its result's shape
-    hangs on values, the check of later calls finds out.
+    hangs on values, the check of later calls finds out. ``function``: the one that is called.
     """
     before: list[TensorMeta] = [describe(t) for t in inputs]
     versions = [version(t) for t in inputs]
-    watch = Watch()
+    watch = Watch(function)
     with nullcontext() if has_out else watch:
         result = invoke(inputs, numbers)
     tensors: list[torch.Tensor] = []

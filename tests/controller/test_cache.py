@@ -281,3 +281,35 @@ def test_deletes_on_a_part_of_the_mesh_reach_every_rank(cell: Any) -> None:
         ml.inspect(y)
     after = [v.item() for v in by_rank(cells())]
     assert all(a - b < 20 for a, b in zip(after, before, strict=True)), (before, after)
+
+
+def test_a_tensor_given_as_a_number_is_no_reason_to_ask_again(cell: Any) -> None:
+    """As LBFGS does: p.add_(direction, alpha=t)."""
+    x, alpha = torch.zeros(2), torch.ones(2).sum()
+    for k in range(4):
+        before = cell.client.cache.misses
+        x.add_(torch.ones(2), alpha=alpha * (k + 1))
+        y = torch.sub(x, torch.ones(2), alpha=alpha)
+        z = x.addcmul(x, x, value=alpha)
+    assert cell.client.cache.misses == before + 1, "the factor k + 1 is an int, and so a kind"
+    assert rank_values(x) == [[20, 20]] * 2 and y.tolist() == [18, 18] and z.tolist() == [820, 820]
+
+
+def test_asking_for_a_gradient_of_a_detached_tensor_waits_for_nothing(cell: Any) -> None:
+    w = torch.full((2,), 3.0).requires_grad_()
+    for k in range(4):
+        cell.client.flush()
+        asked = cell.client._last_ident
+        x = w.detach().requires_grad_()
+        part = w.detach()[:1].requires_grad_()
+        assert k == 0 or cell.client._last_ident == asked
+        (x * x).sum().backward()
+        part.sum().backward()
+        assert x.grad.tolist() == [6, 6] and part.grad.tolist() == [1] and w.grad is None
+        assert_metadata_is_true(w, x, part)
+    base = torch.zeros(2)
+    view = base[:1]
+    with torch.enable_grad():
+        view.mul_(torch.ones(1).requires_grad_())  # a view that is written makes its base require grad
+    assert base.requires_grad
+    assert_metadata_is_true(base, view)
