@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from monarch_lab.wire.engine import OutputTail
 from monarch_lab.wire.showing import Cleared, Displayed
 
 
@@ -38,6 +39,9 @@ class Front(Protocol):
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         """A worker printed. Called on the I/O thread: must not block."""
 
+    def output_tail(self, rank: int, label: str, tail: OutputTail) -> None:
+        """A worker prints more than can be shown. Called on the I/O thread: must not block."""
+
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
 
@@ -66,6 +70,9 @@ class TerminalFront:
         for line in text.splitlines(keepends=True):
             target.write(f"[{label}] {line}")
         target.flush()
+
+    def output_tail(self, rank: int, label: str, tail: OutputTail) -> None:
+        """Only cells have limits, and a script has no cells."""
 
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None

@@ -71,6 +71,8 @@ class Listener(Outgoing):
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.OutputTail():
+                (self.front or get_default_front()).output_tail(rank, self.label(rank), message)
             case wire.DeviceMemory():
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():

@@ -422,6 +422,17 @@ class Output(Message, frozen=True):
     text: str
 
 
+class OutputTail(Message, frozen=True):
+    """A cell's output has become too much to send: its newest lines, (stream, text), in place of those of the last such
+    message. ``left_out`` lines lie before them; ``path`` has all ("" for none), ``note`` what there is to say of it."""
+
+    cell: int
+    left_out: int
+    path: str
+    note: str
+    lines: list[tuple[str, str]]
+
+
 class DeviceMemory(Message, frozen=True):
     """What torch holds on the worker's GPU, when it has changed: at most once a second."""
 
@@ -447,6 +458,7 @@ Report = (
     | FetchFailed
     | SpmdEnded
     | Output
+    | OutputTail
     | DeviceMemory
     | DebugRead
     | DebugEnded

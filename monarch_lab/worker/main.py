@@ -26,7 +26,7 @@ from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.looking import look
-from monarch_lab.worker.output import CellStream, Flusher
+from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
 from monarch_lab.worker.streams import Streams, number_here
@@ -43,8 +43,10 @@ class Worker:
         self._randomness = Randomness(spec.seed)
         self.engine = Engine(spec.rank, self.report, self._randomness)
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
-        self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
-        self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
+        self._output = Recorder(
+            lambda: self.engine.cell, lambda message: link.send(encode(message)), spec.stdout_path, spec.stderr_path
+        )
+        self._flusher = Flusher([self._output.tick, devices.MemoryTeller(self.report)])
         self._debugger = Debugger(
             self.report, self._flush, lambda: self.engine.in_user_code, number_here, lambda: self.engine.cell
         )
@@ -72,15 +74,12 @@ class Worker:
                 self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
-    def _output(self, stream: str, text: str) -> None:
-        self._link.send(encode(wire.Output(self.engine.cell, stream, text)))
-
     def _flush(self) -> None:
-        for stream in self._streams:
-            stream.flush()
+        self._output.flush()
 
     def install(self) -> None:
-        sys.stdout, sys.stderr = self._streams
+        sys.stdout, sys.stderr = (CellStream(name, self._output) for name in ("stdout", "stderr"))
+        self._output.watch_forks()
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
         self._asking.install()
