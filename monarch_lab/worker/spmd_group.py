@@ -28,7 +28,9 @@ from monarch_lab.worker.devices import are_apart
 from monarch_lab.worker.failures import severed_when_it_fails
 from monarch_lab.worker.meeting_point import Meeting
 
-_TIMEOUT = datetime.timedelta(minutes=30)
+# In fact none: a rank waits for one that stands in a debugger, and gloo's clock does not stop meanwhile. Who waits in
+# vain is told by the kernel (controller/watch.py, stalls.py), whose clocks do, and freed by an interrupt.
+_TIMEOUT = datetime.timedelta(days=30)
 _FORM_TIMEOUT = datetime.timedelta(minutes=2)  # every rank comes to it at once, with nothing of the user's before
 _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group

@@ -229,6 +229,15 @@ def test_two_threads_of_one_rank_have_names_of_their_own(kernel: Kernel) -> None
     assert "[0.1#2] 5\n" in kernel.text() and "[0.1] 1\n" in kernel.text()
 
 
+def test_who_waits_in_a_collective_for_a_stop_is_not_timed_out(kernel: Kernel) -> None:
+    body = (
+        "if rank == 2: breakpoint()\ntotal = torch.ones(1)\ndist.all_reduce(total)\n"
+        "total.item(), dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.days"
+    )
+    assert kernel.run(f"%%spmd -q\n{body}", answer=Typed("p rank", "c")) == "ok", kernel.errors()
+    assert "(4.0, 30)" in str(kernel.displays()[-1])
+
+
 def test_the_backward_of_a_function_of_the_users_stops_too(kernel: Kernel) -> None:
     assert kernel.run("%mesh push Doubled") == "ok"
     cell = "%%spmd -q\nx = torch.ones(2, requires_grad=True)\nDoubled.apply(x).sum().backward()\nx.grad"
