@@ -12,7 +12,7 @@ import queue
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch_lab.config import Settings
@@ -104,13 +104,6 @@ class Client(Listener):
         """Nobody waits for its answer any more."""
         for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
             self._pending.pop(ident, None)
-
-    def ask_aside(self, make: Callable[[int], wire.Look | wire.LookUp], ranks: Sequence[int]) -> Pending:
-        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
-        ident = next(self._idents)
-        pending = self._pending[ident] = Pending(ranks, self.batch)
-        self.supervisor.send_control(list(ranks), encode(make(ident)))
-        return pending
 
     # --- cells
 
