@@ -138,6 +138,9 @@ class SpmdGroup:
                     super().__init__(*args, **kwargs)
                 known.update((fd, what) for fd, what in own_sockets().items() if before.get(fd) != what)
 
+        c10d.default_pg_timeout = _TIMEOUT  # of the groups that users make
+        if c10d.default_pg_nccl_timeout is not None:
+            c10d.default_pg_nccl_timeout = _TIMEOUT
         c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group
         dist.new_group = c10d.new_group = self._new_group

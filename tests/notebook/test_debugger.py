@@ -231,8 +231,9 @@ def test_two_threads_of_one_rank_have_names_of_their_own(kernel: Kernel) -> None
 
 def test_who_waits_in_a_collective_for_a_stop_is_not_timed_out(kernel: Kernel) -> None:
     body = (
-        "if rank == 2: breakpoint()\ntotal = torch.ones(1)\ndist.all_reduce(total)\n"
-        "total.item(), dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout.days"
+        "mine = dist.new_group()\nif rank == 2: breakpoint()\n"
+        "total = torch.ones(1)\ndist.all_reduce(total, group=mine)\n"
+        "total.item(), mine._get_backend(torch.device('cpu')).options._timeout.days"
     )
     assert kernel.run(f"%%spmd -q\n{body}", answer=Typed("p rank", "c")) == "ok", kernel.errors()
     assert "(4.0, 30)" in str(kernel.displays()[-1])
