@@ -13,7 +13,6 @@ CELLS = (
 
 
 def test_a_prompt_under_the_cell_takes_commands_for_one_rank_and_for_all(notebook: Notebook) -> None:
-    page = notebook.page
     notebook.open("debugger.ipynb", *CELLS)
     notebook.run(0)
     expect(notebook.output(0)).to_contain_text("4 workers", timeout=60_000)
