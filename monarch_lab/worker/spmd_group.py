@@ -28,7 +28,9 @@ from monarch_lab.worker.devices import are_apart
 from monarch_lab.worker.failures import severed_when_it_fails
 from monarch_lab.worker.meeting_point import Meeting
 
-_TIMEOUT = datetime.timedelta(minutes=30)
+# In fact none: a rank waits for one that stands in a debugger, and gloo's clock does not stop meanwhile. Who waits in
+# vain is told by the kernel (controller/watch.py, stalls.py), whose clocks do, and freed by an interrupt.
+_TIMEOUT = datetime.timedelta(days=30)
 _FORM_TIMEOUT = datetime.timedelta(minutes=2)  # every rank comes to it at once, with nothing of the user's before
 _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group
@@ -136,6 +138,9 @@ class SpmdGroup:
                     super().__init__(*args, **kwargs)
                 known.update((fd, what) for fd, what in own_sockets().items() if before.get(fd) != what)
 
+        c10d.default_pg_timeout = _TIMEOUT  # of the groups that users make
+        if c10d.default_pg_nccl_timeout is not None:
+            c10d.default_pg_nccl_timeout = _TIMEOUT
         c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group
         dist.new_group = c10d.new_group = self._new_group
