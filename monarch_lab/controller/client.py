@@ -237,11 +237,11 @@ class Client(Listener):
         if any(f.severed for f in failed) and self._a_rank_ended.wait(self.settings.timeouts.beat):
             self.check_alive()
 
-    def interrupt(self, *, hard: bool = False) -> None:
+    def interrupt(self, *, hard: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Stop the users' functions that the workers run or were sent; ``hard``: torch's ops too. Any thread."""
         supervisor = self._supervisor
         if supervisor is not None and self.state == "live":
-            supervisor.send_control(None, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
+            supervisor.send_control(ranks, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
 
     def stop_cell(self) -> None:
         """After a Ctrl-C, once: tell the workers, and give them a moment to stop. Any thread; ends within prompt_back.

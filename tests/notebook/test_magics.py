@@ -81,7 +81,7 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         (
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
-            "restart, logs, push, pull, kill",
+            "restart, logs, push, pull, stacks, memory, ranks, config, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
