@@ -4,6 +4,7 @@
     ├── UsageError        the caller: nothing was sent, nothing is half-done
     ├── ClosedError       the mesh, cell or future was closed by its owner
     ├── LaunchError       no host or worker came up
+    ├── DetachedError     a rank waits in a debugger that was left with `detach`
     ├── DeviceException   a process or host died, or is stuck
     ├── RemoteException   user code or an op failed on a worker
     ├── ProtocolError     a peer said what the protocol does not allow
@@ -41,6 +42,10 @@ class UsageNotImplementedError(UsageError, NotImplementedError):
     pass
 
 
+class StdinNotImplementedError(UsageNotImplementedError):
+    """Code on a worker asked for a line, and the front end has no box to type it into."""
+
+
 class PayloadTooLarge(UsageValueError):
     """More in one message than is carried; nothing was sent."""
 
@@ -75,6 +80,15 @@ class DeviceException(MeshError):
 
     ``ranks`` are the ranks it concerns; the text names host, pid and signal or exit code.
     """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class DetachedError(MeshError):
+    """Who waits would wait for ever: a rank stands in a debugger that was left with ``detach``. What was sent to it
+    runs when it goes on (%mesh debug). ``ranks``: those that stand there."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)

@@ -131,21 +131,32 @@ class Kernel:
         return [m for m in self.seen if m["parent_header"].get("msg_id") == self._cell]
 
     def text(self, stream: str | None = None) -> str:
-        """What the cell printed so far; ``stream`` is "stdout", "stderr" or None for both."""
-        return "".join(
-            m["content"]["text"]
-            for m in self.mine()
-            if m["msg_type"] == "stream" and stream in (None, m["content"]["name"])
-        )
+        """What the cell printed so far; ``stream`` is "stdout", "stderr" or None for both, and for what workers printed
+        (notebook/block.py): that is in displays, where they were first shown, as they are now."""
+        parts: list[str] = []
+        places: dict[str, int] = {}
+        for m in self.mine():
+            content = m["content"]
+            if m["msg_type"] == "stream" and stream in (None, content["name"]):
+                parts.append(content["text"])
+            elif stream is None and (block := _block_id(m)) is not None:
+                parts.append("")
+                place = places.setdefault(block, len(parts) - 1)
+                parts[place] = content["data"]["text/plain"] + "\n"
+        return "".join(parts)
 
     def errors(self) -> list[Message]:
         """The cell's errors: dicts with ename, evalue and traceback."""
         return [m["content"] for m in self.mine() if m["msg_type"] == "error"]
 
     def displays(self, updates: bool = False) -> list[dict[str, Any]]:
-        """Mime bundles the cell showed, its result included."""
+        """Mime bundles the cell showed, its result included; without what workers printed."""
         kinds = ("display_data", "execute_result") + (("update_display_data",) if updates else ())
-        return [m["content"]["data"] for m in self.mine() if m["msg_type"] in kinds]
+        return [m["content"]["data"] for m in self.mine() if m["msg_type"] in kinds and _block_id(m) is None]
+
+    def blocks(self) -> list[dict[str, Any]]:
+        """Each state of each display of what workers printed."""
+        return [m["content"]["data"] for m in self.mine() if _block_id(m) is not None]
 
     def comm_messages(self, comm_id: str) -> list[dict[str, Any]]:
         """Data that one comm sent since the last ``start``."""
@@ -192,3 +203,9 @@ class Kernel:
         self.client.stop_channels()
         self.manager.restart_kernel()
         self._connect()
+
+
+def _block_id(message: Message) -> str | None:
+    """Of a display of what workers printed."""
+    found = str(message["content"].get("transient", {}).get("display_id", ""))
+    return found if found.startswith("monarch-output-") else None

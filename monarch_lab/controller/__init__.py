@@ -11,6 +11,8 @@ client.py     the stream of one mesh     waiting.py, futures.py   answers on the
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
 prompts.py    debuggers that wait        flusher.py    sends what has waited
+inputs.py     workers at input()         spmd_async.py %%spmd --async
+lookup.py     names of %%spmd cells
 state.py      active mesh, ambient       refs.py       names of far values
 calling.py    calls that come back       locations.py  whose line it was
 messages.py   sentences of errors        random.py     ml.random
@@ -34,6 +36,7 @@ coalesce.py   a block sent as one batch   ties.py         which ranks a fetch wa
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
 looking.py    what workers do now         interrupting.py  an interrupt of some ranks alone
 stall_watch.py  asks whether ranks of a %%spmd cell wait in vain   stalls.py   the rules of that
+debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
 from monarch_lab.controller.ties import Ties
-from monarch_lab.controller.waiting import Pending
+from monarch_lab.controller.waiting import Pending, unattended
 from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
@@ -70,6 +70,7 @@ class Client(Listener):
             return
         self.state = "closed"
         self._flusher.stop()
+        self.lender.close()
         for pending in [*self._pending.values(), *(p for _, p in self._marks)]:
             pending.finish()
 
@@ -89,6 +90,7 @@ class Client(Listener):
             self.supervisor.send(tuple(ranks), encode(define), payloads)
             self.supervisor.send(tuple(ranks), encode(wire.Define(list(self.recordings.values()))))
             self.progress.begin_again(ranks, self.batch)
+            self.breakpoints.send(ranks)
             self._told_streams = {(rank, s) for rank, s in self._told_streams if rank not in ranks}
             for rank in ranks:
                 self._gone.pop(rank, None)
@@ -97,6 +99,11 @@ class Client(Listener):
             if not self._gone:
                 self._a_rank_ended.clear()
             self.note = "; ".join(p.obituary() for p in self._gone.values())
+
+    def forget_question(self, pending: Pending) -> None:
+        """Nobody waits for its answer any more."""
+        for ident in [ident for ident, known in list(self._pending.items()) if known is pending]:
+            self._pending.pop(ident, None)
 
     # --- cells
 
@@ -132,7 +139,7 @@ class Client(Listener):
         """Bounds what the workers are behind, so that memory and interrupts stay within reach."""
         limit = self.batch - self.settings.engine.max_batches_in_flight
         alive = self.alive
-        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._prompts.serving:
+        if not alive or all(self.progress.is_done(r, limit) for r in alive) or self._is_user_asked():
             return
         pending = self._wait_for_mark(limit)
         self.wait(pending)
@@ -141,7 +148,7 @@ class Client(Listener):
         """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
         self._waiters.append(pending)
         try:
-            if self._prompts:
+            if self._prompts or self._inputs:
                 pending.bell.put(None)
             while not pending.done:
                 left = None if deadline is None else deadline - time.monotonic()
@@ -150,8 +157,11 @@ class Client(Listener):
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
                 interrupts.raise_lost()
-                if self._prompts:
+                if self._prompts and not unattended.get():
                     self._prompts.serve(self.front or get_default_front())
+                if self._inputs and not unattended.get():
+                    self._inputs.serve(self.front or get_default_front())
+                self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt:
@@ -173,6 +183,8 @@ class Client(Listener):
         Raises the first failure among them (RemoteException), DeviceException where a rank died, and
         KeyboardInterrupt after the workers were told.
         """
+        if self.late is not None:
+            self.late()
         self.settle()
         self.raise_failure()
         self.check_alive()
@@ -249,12 +261,13 @@ class Client(Listener):
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
         where they do not come to an end they are dropped, each rank where it is.
         """
-        if self._stopped_at == (self.batch, self._last_ident) and not self.code:
+        if self._stopped_at == (self.batch, self._last_ident) and not self.code and not len(self._prompts):
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
-        self._prompts.quitting = True
+        self._prompts.quitting = self._inputs.quitting = True
         try:
             self._prompts.leave_all()
+            self._inputs.leave_all()
             with self.lock:
                 if self.state != "live" or not self.alive:
                     return
@@ -270,7 +283,7 @@ class Client(Listener):
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
-            self._prompts.quitting = False
+            self._prompts.quitting = self._inputs.quitting = False
             self._stopped_at = (self.batch, self._last_ident)
         self._failures.clear()
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
+
+from monarch_lab.wire.engine import OutputTail
+from monarch_lab.wire.showing import Cleared, Displayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,17 @@ class DebugPrompt:
     label: str
     text: str
     prompt: str
+    alive: Callable[[], bool]  # False once its worker is gone or was answered from elsewhere: stop asking
+
+
+@dataclass(frozen=True, slots=True)
+class InputPrompt:
+    """``input()`` of a worker wants a line; ``hidden``: a password."""
+
+    rank: int
+    label: str
+    prompt: str
+    hidden: bool
     alive: Callable[[], bool]  # False once its worker is gone: stop asking
 
 
@@ -23,12 +39,31 @@ class Front(Protocol):
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         """A worker printed. Called on the I/O thread: must not block."""
 
+    def output_tail(self, rank: int, label: str, tail: OutputTail) -> None:
+        """A worker prints more than can be shown. Called on the I/O thread: must not block."""
+
     def ask(self, prompt: DebugPrompt) -> str | None:
         """A line for the debugger, or None where nobody can be asked. Called on the thread that waits."""
 
+    def tell(self, text: str) -> None:
+        """Lines of the debugger that are no rank's own. Called on the thread that waits."""
+
+    def move_here(self) -> None:
+        """What no cell of the mesh caused is shown where the calling thread prints now."""
+
+    def place(self, file: str) -> str:
+        """A file as the user knows it: a notebook's cell by its number. Any thread."""
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        """A worker displayed something. Called on the I/O thread: must not block."""
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        """A line for ``input()``; None at the end of input. Raises NotImplementedError, with what is said to the
+        code that asks, where nobody can be asked. Called on the thread that waits."""
+
 
 class TerminalFront:
-    """Prints to this process's own streams and declines debuggers: what scripts and tests get."""
+    """Prints to this process's own streams and declines debuggers; asks in a terminal: what scripts and tests get."""
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -36,8 +71,32 @@ class TerminalFront:
             target.write(f"[{label}] {line}")
         target.flush()
 
+    def output_tail(self, rank: int, label: str, tail: OutputTail) -> None:
+        """Only cells have limits, and a script has no cells."""
+
     def ask(self, prompt: DebugPrompt) -> str | None:
         return None
+
+    def tell(self, text: str) -> None:
+        print(text, flush=True)
+
+    def move_here(self) -> None:
+        pass
+
+    def place(self, file: str) -> str:
+        return file
+
+    def show(self, rank: int, message: Displayed | Cleared) -> None:
+        if isinstance(message, Displayed):
+            data, _ = json.loads(message.bundle)
+            sys.stdout.write(f"rank {rank}: {data.get('text/plain', '')}\n")
+            sys.stdout.flush()
+
+    def ask_input(self, prompt: InputPrompt) -> str | None:
+        if not sys.stdin or not sys.stdin.isatty():
+            raise NotImplementedError("the program that drives the mesh has no terminal to ask in")
+        question = f"[{prompt.label}] {prompt.prompt}"
+        return getpass.getpass(question) if prompt.hidden else input(question)
 
 
 _default: Front = TerminalFront()

@@ -8,20 +8,29 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures
+from monarch_lab.controller.breakpoints import Breakpoints
 from monarch_lab.controller.callbacks import Callbacks
+from monarch_lab.controller.debug_console import with_names
 from monarch_lab.controller.front import Front, get_default_front
+from monarch_lab.controller.inputs import Inputs
 from monarch_lab.controller.outgoing import Outgoing
 from monarch_lab.controller.prompts import Prompts
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import Notice, Watch
 from monarch_lab.supervisor import ProcessInfo
+from monarch_lab.tensors import payload
+from monarch_lab.transport.lending import SegmentLender
 from monarch_lab.transport.segments import SegmentReader
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
+
+if TYPE_CHECKING:
+    from monarch_lab.controller.mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
@@ -35,9 +44,16 @@ class Listener(Outgoing):
         self.note = ""
         self.front: Front | None = None
         self.segments = SegmentReader()
+        self.lender = SegmentLender(payload.fill)
         self.ending: frozenset[int] = frozenset()  # ranks whose process is ended on purpose: no news
         self._failures = failures.Log()
-        self._prompts = Prompts(self._reply, self.label, self.is_gone)
+        self.dims: dict[str, int] = {"rank": world}  # of the whole mesh
+        self.stream_names: dict[int, str] = {}
+        self.prompts = self._prompts = Prompts(
+            self._reply, self.label, self.is_gone, lambda n: self.stream_names.get(n, str(n)), lambda: self.dims
+        )
+        self.breakpoints = Breakpoints(lambda ranks, order: self.supervisor.send_control(ranks, encode(order)))
+        self._inputs = Inputs(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._a_rank_ended = threading.Event()
         self._watch = Watch(settings.timeouts.stopped_told, settings.controller.operation_timeout)
@@ -55,20 +71,31 @@ class Listener(Outgoing):
             case wire.Output():
                 front = self.front or get_default_front()
                 front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+            case wire.OutputTail():
+                (self.front or get_default_front()).output_tail(rank, self.label(rank), message)
             case wire.DeviceMemory():
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
                 self._prompts.add(rank, message)
-                for pending in self._waiters[-1:]:
-                    pending.bell.put(None)
+                self._ring()
+            case wire.Displayed() | wire.Cleared():
+                (self.front or get_default_front()).show(rank, message)
+            case wire.InputRead():
+                self._inputs.add(rank, message)
+                self._ring()
             case wire.Called():
                 self.callbacks.on_called(rank, message, self._pending.get(message.ident))
+            case wire.Returned():
+                self.lender.returned(rank, message.loans, message.dropped)
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
+                ended = self._prompts.end(rank, message.session)
+                self._ring()
                 if message.text.strip():
                     front = self.front or get_default_front()
-                    front.output(self.cell, rank, self.label(rank), "stdout", message.text)
+                    text = with_names(message.text, front.place)
+                    front.output(self.cell, rank, ended.label if ended else self.label(rank), "stdout", text)
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
                 failure = wire.Failure("InternalError", message.text, [], rank=rank)
@@ -108,6 +135,7 @@ class Listener(Outgoing):
             if process.rank not in self.ending:
                 self._tell_end(process)  # before anyone can raise it
             self._gone[process.rank] = process
+            self.lender.ended(process.rank)
             self._give_up(process.rank)
 
     def _tell_end(self, process: ProcessInfo) -> None:
@@ -125,8 +153,11 @@ class Listener(Outgoing):
             self._next_look = now + self.settings.controller.progress_check_interval
             self._ask_progress()
         facts = [self.progress.facts(p) for p in self.supervisor.processes.values() if p.is_live]
-        for notice in self._watch.look(facts, self._prompts.serving or bool(self._prompts), now):
+        for notice in self._watch.look(facts, self._is_user_asked(), now):
             self._tell_notice(notice)
+
+    def _is_user_asked(self) -> bool:
+        return len(self._prompts) > 0 or self._inputs.serving or bool(self._inputs)
 
     def _ask_progress(self) -> None:
         """Ranks report when they are asked: without it, what has long been done would look stuck. Never waits."""
@@ -162,6 +193,7 @@ class Listener(Outgoing):
     def _give_up(self, rank: int) -> None:
         self._a_rank_ended.set()
         self._prompts.forget(rank)
+        self._inputs.forget(rank)
         for ident, pending in list(self._pending.items()):
             pending.give_up(rank)
             if not pending.waiting:
@@ -176,7 +208,26 @@ class Listener(Outgoing):
         return bool(self._waiters)
 
     def is_debugging(self, rank: int) -> bool:
-        return self._prompts.is_waiting(rank)
+        return self._prompts.is_waiting(rank) or self._inputs.is_waiting(rank)
 
-    def _reply(self, rank: int, reply: wire.DebugReply) -> None:
+    def learn_names(self, mesh: DeviceMesh) -> None:
+        """Of the whole mesh and of streams, for debuggers. Runs on: the main thread."""
+        if mesh.stream is not None:
+            self.stream_names[mesh.stream_number] = mesh.stream.name
+        elif len(mesh.ranks_key) == self.world and "rank" in self.dims:
+            self.dims = mesh.sizes
+
+    def ask_aside(self, make: Callable[[int], Any], ranks: Sequence[int]) -> Pending:
+        """As request, for what a worker hears and answers while an op runs there (wire.Control). Any thread."""
+        ident = next(self._idents)
+        pending = self._pending[ident] = Pending(r for r in ranks if not self.is_gone(r))
+        self.supervisor.send_control(sorted(pending.ranks), encode(make(ident)))
+        return pending
+
+    def _ring(self) -> None:
+        """A debugger or an input() has news for who waits."""
+        for pending in self._waiters[-1:]:
+            pending.bell.put(None)
+
+    def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))

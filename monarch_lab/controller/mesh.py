@@ -104,6 +104,7 @@ class DeviceMesh:
         self.stream_number: int = 0 if stream is None else stream.number
         self.let_go = client.dead_of(self.stream_number).append
         self.let_go_large = client.let_go_large if stream is None else self.let_go
+        client.learn_names(self)
         self.lost = ""  # of what was made before a rank had another process: why it cannot be used
         self.lost_ranks: frozenset[int] = frozenset()
         self._owner = owner

@@ -89,6 +89,7 @@ class Outgoing:
         self._marks: list[tuple[int, Pending]] = []
         asked = settings.controller.operations_per_progress_request
         self._report_every = max(1, asked // settings.engine.flush_ops)  # batches
+        self.late: Callable[[], None] | None = None  # waits for a %%spmd --async cell, and raises what it failed with
         # the processes
         self._supervisor: Supervisor | None = None
         self._stuck: dict[int, str] = {}  # ranks that count as failed: why
@@ -390,11 +391,4 @@ class Outgoing:
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)
-        return pending
-
-    def ask_aside(self, make: Callable[[int], wire.Look], ranks: Sequence[int]) -> Pending:
-        """Send a control order that the ranks' reader threads answer, whatever their main threads do. Any thread."""
-        ident = next(self._idents)
-        pending = self._pending[ident] = Pending(ranks)
-        self.supervisor.send_control(list(ranks), encode(make(ident)))
         return pending

@@ -15,7 +15,6 @@ from monarch_lab.controller.state import recorder
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import describe, intern
-from monarch_lab.transport.segments import SegmentPool
 from monarch_lab.wire import engine as wire
 
 
@@ -29,17 +28,15 @@ def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, 
             for rank, tensors in values.items():
                 client.order(order, [rank], payload.dumps(tensors)[0], mesh.stream_number)
         return
-    frames, _ = payload.dumps(next(iter(values.values())))
-    pool = SegmentPool()
-    # A recording keeps the frames themselves: it sends them again.
+    # A recording sends its literals again: they travel as messages, which it keeps.
     is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
-    frames, segments = pool.put(frames) if is_shared else (frames, [])
+    frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
+    frames, segments, loans = client.lender.put(frames, mesh.ranks_key) if is_shared else (frames, [], [])
     with client.lock:
         number = client.number_order(here(3))
-        order = wire.Place(refs, mesh.torch_device, segments, os.getpid(), number)
+        order = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans, number)
         client.order(order, mesh.ranks_key, frames, mesh.stream_number)
-    if segments:
-        client.after_all(pool.close)  # who has mapped them keeps the memory
+    client.lender.trim(client.after_all)
 
 
 def _plain_copy(tensor: torch.Tensor) -> torch.Tensor:

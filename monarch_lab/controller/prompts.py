@@ -1,68 +1,225 @@
-"""Debuggers of workers that wait for a line, and who answers them: the thread that waits for the mesh."""
+"""Debuggers of workers that wait for a line, and who answers them: the thread that waits for the mesh.
+
+The I/O thread adds what workers say and rings the bell of who waits; the thread that waits asks the user. What is
+known of the sessions is in debug_sessions.py, what a line means in debug_console.py.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
 
+from monarch_lab.controller import debug_console as console
+from monarch_lab.controller.debug_sessions import Session, Sessions
 from monarch_lab.controller.front import DebugPrompt, Front
-from monarch_lab.wire.engine import DebugRead, DebugReply
+from monarch_lab.errors import DetachedError
+from monarch_lab.wire.debugging import DebugRead, DebugReply
 
 Reply = Callable[[int, DebugReply], None]
+# Others that stop within this time of the first are told in one line with it.
+GATHER_S = 0.003
 
 
 class Prompts:
-    """The I/O thread adds, a thread that waits serves; ``quitting`` leaves every debugger that comes to wait."""
+    """``quitting`` leaves every debugger that comes to wait. ``dims`` are the mesh's, for ranks as users write them."""
 
-    def __init__(self, reply: Reply, label: Callable[[int], str], is_gone: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        label: Callable[[int], str],
+        is_gone: Callable[[int], bool],
+        stream: Callable[[int], str] = str,
+        dims: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self.quitting = False
         self.serving = False
         self._reply = reply
-        self._label = label
         self._is_gone = is_gone
-        self._waiting: deque[tuple[int, DebugRead]] = deque()
+        self._dims = dims
+        self._lock = threading.RLock()  # guards _sessions
+        self._sessions = Sessions(label, stream)
+        self._came = threading.Event()
 
     def __bool__(self) -> bool:
-        return bool(self._waiting)
+        """Whether somebody may be asked."""
+        return len(self._sessions) > 0 and self._sessions.has_to_ask()
+
+    def __len__(self) -> int:
+        """Threads of workers that stand still, whoever is asked."""
+        return len(self._sessions)
+
+    @property
+    def sessions(self) -> list[Session]:
+        with self._lock:
+            return list(self._sessions)
 
     def is_waiting(self, rank: int) -> bool:
-        return any(r == rank for r, _ in list(self._waiting))
+        return any(s.rank == rank for s in self.sessions)
+
+    # --- what workers say. Runs on: the I/O thread
 
     def add(self, rank: int, read: DebugRead) -> None:
         if self.quitting:
-            self._leave(rank, read)
-        else:
-            self._waiting.append((rank, read))
+            self._reply(rank, DebugReply(read.session, read.number, None, leave=True))
+            return
+        with self._lock:
+            self._sessions.read(rank, read)
+        self._came.set()
+
+    def end(self, rank: int, session: int) -> Session | None:
+        with self._lock:
+            return self._sessions.end(rank, session)
+
+    def forget(self, rank: int) -> None:
+        """Its process is gone: nobody waits for a line any more."""
+        with self._lock:
+            self._sessions.end_rank(rank)
+
+    # --- leaving
+
+    def leave_all(self) -> None:
+        """Every op in a debugger ends, as with ``q``."""
+        with self._lock:
+            for session in self.sessions:
+                read = session.read
+                if read is not None:
+                    self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
+                self._sessions.end(session.rank, session.number)
+
+    def refuse_detached(self, ranks: Iterable[int], place: console.Placer = str) -> None:
+        """Raises DetachedError where one of these waits in a debugger that no cell asks for: its answer will not
+        come."""
+        if not len(self._sessions):
+            return
+        with self._lock:
+            detached = self._sessions.blocking(ranks)
+        if detached:
+            raise DetachedError(f"{console.waiting(detached, place)}: %mesh debug goes on there", ranks_of(detached))
+
+    def attach(self, ranks: Iterable[int] | None) -> list[Session]:
+        with self._lock:
+            return self._sessions.attach(ranks)
+
+    def detach(self) -> list[Session]:
+        with self._lock:
+            return self._sessions.detach()
+
+    @property
+    def is_attached(self) -> bool:
+        with self._lock:
+            return bool(self._sessions.attached) or self._sessions.has_to_ask()
+
+    # --- lines that do not come from the prompt
+
+    def type_line(self, name: str, line: str) -> bool:
+        """Answer the session of that name as if ``line`` had been typed at its prompt; False: it does not wait. Any
+        thread: a cell that asks for it meanwhile stops asking."""
+        with self._lock:
+            session = self._sessions.find(name)
+            if session is None or session.read is None:
+                return False
+            action = console.read_line(line, session, self.sessions, self._dims(), str)
+            if isinstance(action, console.Send):
+                self._send(action)
+            elif isinstance(action, console.Detach):
+                self._sessions.detach()
+            elif isinstance(action, console.Focus):
+                self._sessions.focus = action.on
+            return True
+
+    # --- asking. Runs on: the thread that waits
 
     def serve(self, front: Front) -> None:
-        """Ask the user for each that waits, one at a time. KeyboardInterrupt leaves the one that was asked."""
+        """Ask the user for those that wait, one line at a time, until nobody does or those asked run on.
+        KeyboardInterrupt ends the prompt; who raises it leaves them all (stop_cell)."""
         if self.serving:
             return
         self.serving = True
         try:
-            while self._waiting:
-                rank, read = self._waiting.popleft()
-                self._answer(front, rank, read)
+            self._gather()
+            while (session := self._next()) is not None:
+                self._show(front, session)
+                self._ask(front, session)
         finally:
             self.serving = False
 
-    def forget(self, rank: int) -> None:
-        """Its process is gone: nobody waits for a line any more."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] != rank)
+    def _gather(self) -> None:
+        if any(s.is_told for s in self.sessions):
+            return
+        last = time.monotonic() + GATHER_S
+        expected = 1
+        for size in self._dims().values():
+            expected *= size
+        while len(self._sessions) < expected and (left := last - time.monotonic()) > 0:
+            self._came.wait(left)
+            self._came.clear()
 
-    def leave_all(self) -> None:
-        while self._waiting:
-            self._leave(*self._waiting.popleft())
+    def _next(self) -> Session | None:
+        with self._lock:
+            return self._sessions.to_ask(time.monotonic())
 
-    def _answer(self, front: Front, rank: int, read: DebugRead) -> None:
-        alive = self._is_gone
-        prompt = DebugPrompt(rank, self._label(rank), read.text, read.prompt, lambda: not alive(rank))
-        try:
-            line = front.ask(prompt)
-        except KeyboardInterrupt:
-            self._leave(rank, read)  # the prompt ends, not the kernel: the debugger is left, and the op with it
-            raise
-        self._reply(rank, DebugReply(read.session, read.number, line, declined=line is None))
+    def _show(self, front: Front, focus: Session) -> None:
+        """Where others have stopped, and what they printed."""
+        with self._lock:
+            untold = self._sessions.untold()
+            for session in untold:
+                if session is not focus:
+                    session.text = ""  # where it stopped, which is told for all
+            texts = [(s, s.text) for s in self.sessions if s.text and s is not focus]
+            for session, _ in texts:
+                session.text = ""
+        if untold and (len(untold) > 1 or untold[0] is not focus or untold[0].why):
+            front.tell(console.announcement(untold, front.place))
+        for session, text in texts:
+            lines = console.with_names(text, front.place).splitlines()
+            front.tell("\n".join(f"[{session.label}] {line}" for line in lines))
 
-    def _leave(self, rank: int, read: DebugRead) -> None:
-        self._reply(rank, DebugReply(read.session, read.number, "q"))
+    def _ask(self, front: Front, session: Session) -> None:
+        with self._lock:
+            read, text = session.read, session.text
+            if read is None:
+                return
+            session.text = ""
+
+        def waits() -> bool:
+            """Whether to go on asking; those that have stopped meanwhile are told."""
+            if self._is_gone(session.rank) or session.read is not read or not session.is_parked:
+                return False
+            with self._lock:
+                untold = [s for s in self._sessions.untold() if s is not session]
+                for other in untold:
+                    other.text = ""
+            if untold:
+                front.tell(console.announcement(untold, front.place))
+            return True
+
+        line = front.ask(DebugPrompt(session.rank, session.label, text, read.prompt, waits))
+        with self._lock:
+            if session.read is not read or not session.is_parked:
+                return  # it is gone, or was answered from elsewhere
+            if line is None:
+                self._sessions.answered(session, time.monotonic())
+                self._reply(session.rank, DebugReply(read.session, read.number, None, declined=True))
+                return
+            action = console.read_line(line, session, self.sessions, self._dims(), front.place)
+            if isinstance(action, console.Focus):
+                self._sessions.focus = action.on
+                action.on.is_told = False
+            elif isinstance(action, console.Detach):
+                self._sessions.detach()
+            elif isinstance(action, console.Send):
+                self._send(action)
+        if isinstance(action, console.Say):
+            front.tell(action.text)
+
+    def _send(self, action: console.Send) -> None:
+        now = time.monotonic()
+        for session in action.to:
+            read = self._sessions.answered(session, now)
+            if read is not None:
+                self._reply(session.rank, DebugReply(read.session, read.number, action.line))
+
+
+def ranks_of(sessions: Iterable[Session]) -> tuple[int, ...]:
+    return tuple(sorted({s.rank for s in sessions}))

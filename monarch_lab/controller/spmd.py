@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import time
 import weakref
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.meta import intern
 from monarch_lab.wire import engine as wire
@@ -36,7 +36,8 @@ GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 @dataclass(frozen=True, slots=True)
 class SpmdCell:
-    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice."""
+    """``shards``: the notebook's mesh tensors that it names. ``notebook``: every name of the notebook, for advice.
+    ``code``: what is run, where that is not ``source`` itself. ``number``: of the cell; 0: the one that runs."""
 
     source: str
     filename: str
@@ -46,12 +47,17 @@ class SpmdCell:
     out: tuple[str, ...] = ()
     timeout_s: float | None = None
     notebook: Container[str] = ()
+    code: str = ""
+    number: int = 0
+    on_sent: Callable[[], None] = lambda: None
+    debug: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SpmdResult:
     shown: dict[int, str]  # the last expression's repr, by rank
     out: dict[str, Any]  # mesh tensors
+    rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise UsageValueError(
             "--out makes mesh tensors of the whole mesh: run the cell on all ranks, or use %mesh pull"
         )
+    _take_turn(client)
     settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, _State())
@@ -108,9 +115,10 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
         ident = number
+        cell.on_sent()  # with the lock held: what others send now comes after it
         return wire.RunSpmd(
             number,
-            client.cell,
+            cell.number or client.cell,
             list(cell.ranks),
             0 if state.is_stale else state.group,
             cell.source,
@@ -120,11 +128,16 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             list(mesh.slice_.sizes),
             shards,
             [(name, ref.id) for name, ref in zip(cell.out, refs, strict=True)],
+            cell.code,
+            cell.debug,
         )
 
     pending = client.request(make, asked)
     try:
         _wait(client, pending, ident, cell, story)
+    except DetachedError:
+        pending.add_callback(lambda: _tell_late(client, pending, cell))
+        raise
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_waited(pending, cell)) from None
     finally:
@@ -136,7 +149,8 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
     _raise_failure(client, state, cell, ended, story)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
-    return SpmdResult(shown, _lifted(mesh, cell, ended, refs))
+    rich = {rank: m.rich for rank, m in ended.items() if m.rich}
+    return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
 
 
 def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:
@@ -145,6 +159,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     Raises UsageTypeError for what cannot be sent.
     """
     client = mesh.client
+    _take_turn(client)
     ranks = mesh.ranks_key if ranks is None else ranks
     state = _states.setdefault(client, _State())
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
@@ -162,9 +177,22 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
 def pull(mesh: Any, names: list[str], ranks: tuple[int, ...]) -> dict[int, dict[str, Any]]:
     """By rank: variables of ``%%spmd`` cells, tensors on the CPU. Raises RemoteException where one is not there."""
     client = mesh.client
+    _take_turn(client)
     pending = client.request(lambda ident: wire.PullSpmd(ident, names), ranks)
     client.wait(pending)
     return {rank: dict(zip(names, opened(client, pending, rank), strict=True)) for rank in ranks}
+
+
+def sync_modules(mesh: Any, path: list[str]) -> dict[int, tuple[list[str], list[str]]]:
+    """By rank: the user's modules that were reloaded, for their files have changed, and what was added to sys.path.
+
+    Raises RemoteException with what a module raises as it is loaded again.
+    """
+    client = mesh.client
+    _take_turn(client)
+    pending = client.request(lambda ident: wire.SyncModules(ident, path), mesh.ranks_key)
+    client.wait(pending)
+    return {rank: opened(client, pending, rank)[0] for rank in mesh.ranks_key}
 
 
 def _is_mesh(value: Any) -> bool:
@@ -172,6 +200,12 @@ def _is_mesh(value: Any) -> bool:
 
 
 # --- before it runs
+
+
+def _take_turn(client: Any) -> None:
+    """After a cell that was not waited for; raises what it failed with."""
+    if client.late is not None:
+        client.late()
 
 
 def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
@@ -218,17 +252,19 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
     is_freed = False
     watch = StallWatch(client, time.monotonic())
     while not pending.done:
+        until = time.monotonic() + _LOOK_S
         try:
-            client.wait(pending, time.monotonic() + _LOOK_S)
+            client.wait(pending, until)
         except TimeoutError:
             now = time.monotonic()
         else:
             return
         if not story.first:
             story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
-        if any(client.is_debugging(rank) for rank in pending.waiting):  # the user thinks
+        is_asked = len(client.prompts) > 0 or any(client.is_debugging(rank) for rank in pending.waiting)
+        if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
-            deadline = deadline and max(deadline, now + _LOOK_S)
+            deadline = deadline and deadline + (now - until) + _LOOK_S
             continue
         if deadline is not None and now >= deadline:
             late = sorted(pending.waiting)
@@ -245,6 +281,22 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
                 is_freed = True
                 story.freed = story.freed | pending.waiting
                 client.supervisor.send_control(sorted(pending.waiting), encode(wire.FreeSpmd(ident)))
+
+
+def _tell_late(client: Any, pending: Pending, cell: SpmdCell) -> None:
+    """How a cell ended that was left in a debugger. Runs on: the I/O thread."""
+    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+    front = client.front
+    for rank, message in ended.items():
+        if message.failure is not None:
+            error = f"{message.failure.type_name}: {message.failure.text}"
+            text = f"the %%spmd cell that was left in the debugger failed: {error}"
+        elif message.shown is not None:
+            text = message.shown
+        else:
+            continue
+        if front is not None:
+            front.output(client.cell, rank, client.label(rank), "stdout", f"{text}\n")
 
 
 def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:

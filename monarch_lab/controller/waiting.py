@@ -8,9 +8,13 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+# A thread of ours that waits for nobody's cell: it leaves prompts to one that the user looks at.
+unattended: ContextVar[bool] = ContextVar("unattended", default=False)
 
 
 class Pending:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from IPython.display import display
 
 from monarch_lab.arguments import Parser, split
-from monarch_lab.errors import DeviceException, RemoteException
+from monarch_lab.errors import DetachedError, DeviceException, RemoteException
 from monarch_lab.notebook import tracebacks
 from monarch_lab.notebook.interrupts import AwaitInterrupts
 from monarch_lab.notebook.meshes import Meshes, workers
@@ -164,6 +164,9 @@ class MeshCell:
             return None
         try:
             client.sync()
+        except DetachedError as left:
+            print(f"{left}; what this cell sent is waited for there.")
+            return None
         except (Exception, KeyboardInterrupt) as failure:
             return failure
         return None

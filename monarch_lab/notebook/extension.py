@@ -17,6 +17,8 @@ from monarch_lab.notebook import status, tracebacks
 from monarch_lab.notebook.cell import CellRunner
 from monarch_lab.notebook.comm import Panel
 from monarch_lab.notebook.completion import MeshMatcher
+from monarch_lab.notebook.elsewhere import advising
+from monarch_lab.notebook.far_names import FarNames, inspecting
 from monarch_lab.notebook.magics import MeshMagics, stopped
 from monarch_lab.notebook.meshes import Meshes
 from monarch_lab.notebook.names import readable
@@ -88,10 +90,12 @@ class Extension:
 def _magics(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     ip.register_magics(MeshMagics(ip, meshes))
     ip.register_magics(SpmdMagics(ip, meshes, front))
-    matcher = MeshMatcher(meshes).matcher
+    far = FarNames(ip, meshes)
+    matcher = MeshMatcher(meshes, far).matcher
     ip.Completer.custom_matchers.append(matcher)
     try:
-        yield
+        with inspecting(ip, far), advising(ip):
+            yield
     finally:
         ip.Completer.custom_matchers.remove(matcher)
         for kind in ("line", "cell"):

@@ -19,12 +19,12 @@ from IPython.display import display
 
 from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import inspecting, sending, status, tracebacks
+from monarch_lab.notebook import debugging, inspecting, sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
 from monarch_lab.notebook.progress import StartProgress
-from monarch_lab.notebook.spmd import named
+from monarch_lab.notebook.rich import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
 
 if TYPE_CHECKING:
@@ -277,6 +277,21 @@ class MeshMagics(Magics):
     def pull(self, arguments: Arguments) -> None:
         sending.pull(self.shell, self._meshes.find(arguments.mesh), arguments)
 
+    def debug(self, arguments: Arguments) -> None:
+        debugging.debug(self._meshes.find(arguments.name), arguments)
+
+    def pm(self, arguments: Arguments) -> None:
+        debugging.post_mortem(self._meshes.find(arguments.name), arguments)
+
+    def set_break(self, arguments: Arguments) -> None:
+        debugging.set_break(self.shell, self._meshes.find(arguments.name), arguments)
+
+    def debugpy(self, arguments: Arguments) -> None:
+        debugging.debugpy(self._meshes.find(arguments.name), arguments)
+
+    def sync(self, arguments: Arguments) -> None:
+        syncing.sync(self._meshes.find(arguments.mesh), arguments)
+
     def kill(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
         if arguments.ranks is None:
@@ -342,6 +357,13 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand(
             "config", "List the settings that were changed.", MeshMagics.show_config, inspecting.config_arguments
         ),
+        SubCommand("debug", "Go to ranks that wait in a debugger.", MeshMagics.debug, debugging.debug_arguments),
+        SubCommand("pm", "Look at the frames of the last failure.", MeshMagics.pm, debugging.pm_arguments),
+        SubCommand(
+            "break", "Set, list and clear breakpoints of the workers.", MeshMagics.set_break, debugging.break_arguments
+        ),
+        SubCommand("debugpy", "Open a port for VS Code's debugger.", MeshMagics.debugpy, debugging.debugpy_arguments),
+        SubCommand("sync", "Reload changed modules on the workers.", MeshMagics.sync, syncing.sync_arguments),
         SubCommand("kill", "Kill the processes of ranks, as a crash would.", MeshMagics.kill, _kill_arguments),
     )
 }

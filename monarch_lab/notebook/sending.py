@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch_lab.arguments import Parser, suggestion
 from monarch_lab.errors import UsageKeyError
-from monarch_lab.notebook.spmd import named
+from monarch_lab.notebook.rich import named
 
 if TYPE_CHECKING:
     from monarch_lab.controller import DeviceMesh

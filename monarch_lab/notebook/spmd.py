@@ -6,13 +6,11 @@ Runs on: the main thread.
 from __future__ import annotations
 
 import argparse
-import ast
 import functools
 import importlib
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.displayhook import DisplayHook
@@ -20,11 +18,15 @@ from IPython.core.magic import Magics, cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from monarch_lab.arguments import Parser, split
-from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import tracebacks
+from monarch_lab.errors import DetachedError, UsageValueError
+from monarch_lab.notebook import spmd_async, tracebacks
 from monarch_lab.notebook.cell import say
-from monarch_lab.notebook.meshes import Meshes, workers
+from monarch_lab.notebook.meshes import Meshes
 from monarch_lab.notebook.output import Front
+from monarch_lab.notebook.rich import values
+from monarch_lab.notebook.spmd_async import header
+from monarch_lab.notebook.spmd_source import names as names_in
+from monarch_lab.notebook.spmd_source import parsed
 
 if TYPE_CHECKING:
     from monarch_lab.controller import DeviceMesh
@@ -68,11 +70,21 @@ def spmd_parser() -> Parser:
     parser = Parser("%%spmd", DESCRIPTION)
     add = parser.add_argument
     add("--name", metavar="NAME", help="the mesh to run on; the current one if not given")
-    add("--ranks", "-r", metavar="R", help="where to run, as 3, -1, 0,2-5, ::2, gpu=0; all if not given")
+    add(
+        "--ranks",
+        "-r",
+        "--targets",
+        "-t",
+        metavar="R",
+        help="where to run, as 3, -1, 0,2-5, ::2, gpu=0; all if not given",
+    )
     add("--dim", action="append", default=[], metavar="D=R", help="where to run, by a dim of the mesh: gpu=0")
-    add("--out", "-o", action="append", nargs="+", default=[], metavar="V", help="variables to have as mesh tensors")
-    add("--time", "-t", action="store_true", help="show how long the cell took")
+    add("--out", action="append", nargs="+", default=[], metavar="V", help="variables to have as mesh tensors")
+    add("--async", "--noblock", "-a", dest="no_wait", action="store_true", help="do not wait; gives an AsyncResult")
+    add("-o", dest="handle", metavar="V", help="a variable for the cell's AsyncResult: result(), done(), await")
+    add("--time", action="store_true", help="show how long the cell took")
     add("--timeout", type=seconds, default=None, metavar="S", help="interrupt it after S seconds")
+    add("--debug", "-d", action="store_true", help="stop at its first line, and where an error leaves it")
     add("--quiet", "-q", action="store_true", help="leave out the line that says how the cell ran")
     return parser
 
@@ -88,15 +100,15 @@ class SpmdMagics(Magics):
 
     @no_var_expand
     @cell_magic
-    def spmd(self, line: str, cell: str) -> None:
+    def spmd(self, line: str, cell: str) -> Any:
         """Run the cell on each process of the mesh; ``%%spmd --help`` lists the options."""
         options = spmd_parser().read(split(self.shell.var_expand(line, depth=2), "%%spmd"))
         if options.help:
             print(spmd_parser().format_help().rstrip())
-            return
-        tree = self._parsed(cell)
+            return None
+        code, tree = parsed(self.shell, cell)
         mesh = self._meshes.find(options.name)
-        ranks = mesh.chosen(_ranks_text(options.ranks, options.dim))
+        ranks = chosen_ranks(mesh, options)
         text = f"%%spmd {line}\n{cell}"
         source = f"\n{cell}"  # lines count from the magic's own
         # The number that tracebacks name the cell by, and its lines.
@@ -107,21 +119,31 @@ class SpmdMagics(Magics):
             source,
             filename,
             ranks,
-            _is_quiet(cell),
-            {name: names[name] for name in _names(tree) if _is_mesh_tensor(names.get(name))},
+            _is_quiet(code),
+            {name: names[name] for name in names_in(tree) if _is_mesh_tensor(names.get(name))},
             tuple(name for words in options.out for name in words),
             options.timeout,
             {name for name in names if not name.startswith("_")} - set(self.shell.user_ns_hidden),
+            code if code != source else "",
+            debug=options.debug,
         )
+        if options.no_wait:
+            return spmd_async.run(self.shell, self._front, mesh, work, options)
         started = time.monotonic()
         try:
             result = self._run(mesh, run.run_spmd, work)
+        except DetachedError as left:
+            print(f"{left}; what this cell shows comes when it goes on.")
+            return None
         finally:
             if not options.quiet:
-                say(_header(mesh, ranks, time.monotonic() - started if options.time else None))
-        if result.shown:
-            display({"text/plain": "\n".join(_folded(result.shown))}, raw=True)
+                say(header(mesh, ranks, time.monotonic() - started if options.time else None))
+        for data, metadata in values(result.shown, result.rich):
+            display(data, metadata=metadata, raw=True)
         names.update(result.out)
+        if options.handle:
+            names[options.handle] = spmd_async.finished(mesh, ranks, result)
+        return None
 
     def _run(self, mesh: DeviceMesh, run: Any, work: Any) -> Any:
         __tracebackhide__ = True
@@ -138,26 +160,10 @@ class SpmdMagics(Magics):
             if mesh.state != "closed":
                 client.end_cell(number)
 
-    def _parsed(self, cell: str) -> ast.Module:
-        """The cell as Python; what is wrong with it is told before anything runs, at its own line."""
-        try:
-            return compile(f"\n{cell}", "<spmd>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        except SyntaxError:
-            if self._is_python(self.shell.transform_cell(cell)):
-                raise UsageValueError(
-                    "%%spmd: the cell runs on the workers as plain Python, where there are no magics and no '!': put "
-                    "lines that begin with % or ! into a cell of their own, or use subprocess.run"
-                ) from None
-            filename = self.shell.compile.cache(f"\n{cell}", self.shell.execution_count)
-            compile(f"\n{cell}", filename, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            raise
 
-    def _is_python(self, source: str) -> bool:
-        try:
-            compile(source, "<spmd>", "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        except SyntaxError:
-            return False
-        return True
+def chosen_ranks(mesh: DeviceMesh, options: argparse.Namespace) -> tuple[int, ...]:
+    """Raises UsageError for a rank or dim that the mesh does not have."""
+    return mesh.chosen(_ranks_text(options.ranks, options.dim))
 
 
 def _ranks_text(ranks: str | None, dims: list[str]) -> str | None:
@@ -173,46 +179,8 @@ def _is_quiet(cell: str) -> bool:
     return bool(DisplayHook.semicolon_at_end_of_expression(cell))
 
 
-def _names(tree: ast.AST) -> list[str]:
-    """Every name that the cell reads or assigns."""
-    found: dict[str, None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            found[node.id] = None
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[node.name] = None
-        elif isinstance(node, ast.Global):
-            found.update(dict.fromkeys(node.names))
-        elif isinstance(node, ast.alias):
-            found[(node.asname or node.name).partition(".")[0]] = None
-    return list(found)
-
-
 def _is_mesh_tensor(value: object) -> bool:
     return bool(getattr(type(value), "is_mesh_tensor", False))
-
-
-def _header(mesh: DeviceMesh, ranks: tuple[int, ...], seconds: float | None) -> str:
-    parts = ["spmd", f'mesh "{mesh.name}"', workers(mesh)]
-    if len(ranks) < len(mesh):
-        parts.append(named(ranks))
-    if seconds is not None:
-        parts.append(f"{seconds:.2f} s")
-    return " · ".join(parts)
-
-
-def named(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
-
-
-def _folded(shown: dict[int, str]) -> Iterator[str]:
-    """A value of the last expression with the ranks that have it."""
-    by_text: dict[str, list[int]] = {}
-    for rank, text in sorted(shown.items()):
-        by_text.setdefault(text, []).append(rank)
-    for text, ranks in by_text.items():
-        yield f"{named(ranks)}: " + text if "\n" not in text else f"{named(ranks)}:\n{text}"
 
 
 class NameAdvice:

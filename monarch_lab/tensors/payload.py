@@ -105,8 +105,11 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def dumps(value: Any, *, tensors: bool = True) -> tuple[list[bytes | memoryview], dict[str, str]]:
+def dumps(value: Any, *, tensors: bool = True, copy: bool = True) -> tuple[list[bytes | memoryview], dict[str, str]]:
     """(frames, sources): the pickle and its buffers, and the sources of the functions in it.
+
+    Large frames leave the process some time after they were handed over. So they are copies; without ``copy`` they are
+    the memory of the tensors and arrays, for who copies it before these can be written to.
 
     Raises UsageTypeError for what cannot be sent, a mesh tensor or, without ``tensors``, any tensor.
     """
@@ -120,8 +123,15 @@ def dumps(value: Any, *, tensors: bool = True) -> tuple[list[bytes | memoryview]
     except (pickle.PicklingError, TypeError, AttributeError) as e:
         raise UsageTypeError(f"this value cannot be sent to the workers: {e}") from e
     frames: list[bytes | memoryview] = [file.getvalue()]
-    frames += [b.raw() for b in buffers]
+    frames += [bytes(b.raw()) if copy else b.raw() for b in buffers]
     return frames, pickler.sources
+
+
+def fill(memory: mmap.mmap, frame: bytes | memoryview) -> None:
+    """Copy a writable frame to the beginning of ``memory``, on all cores and without the interpreter's lock."""
+    with _plain():
+        source = torch.frombuffer(frame, dtype=torch.uint8)
+        torch.frombuffer(memory, dtype=torch.uint8, count=len(source)).copy_(source)
 
 
 class _InBand(tuple):

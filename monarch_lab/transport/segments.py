@@ -8,6 +8,7 @@ forked may live on in a child, and is let go instead.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -15,7 +16,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 
 LARGE_BYTES = 1 << 20  # below, a message is as quick
-_MAX_KEPT = 4  # free segments that wait to be written to again
+MAX_FREE_BYTES = 1 << 30
+_MAX_FREE = 4  # segments that wait to be written to again
+_MAX_OPEN = 128  # segments of a pool, mappings of a reader: each takes descriptors; what is beyond is copied
 Frame = bytes | memoryview
 _forks = itertools.count(1)
 _generation = 0  # how often this process has forked
@@ -29,6 +32,18 @@ def _forked() -> None:
 os.register_at_fork(after_in_parent=_forked)
 
 
+def new_segment(size: int) -> tuple[int, mmap.mmap]:
+    """(descriptor, shared mapping) of fresh memory. OSError where there is too little of it."""
+    fd = os.memfd_create("monarch_lab", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        os.posix_fallocate(fd, 0, size)  # too little memory is an error here, not a signal when it is written
+        return fd, mmap.mmap(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+
+
 class SegmentPool:
     """The segments of who writes, by descriptor. Runs on: one thread."""
 
@@ -37,15 +52,20 @@ class SegmentPool:
         self._free: list[int] = []
 
     def put(self, frames: Sequence[Frame]) -> tuple[list[Frame], list[tuple[int, int, int]]]:
-        """(the frames to send, an empty one in place of each large one; (frame, descriptor, bytes) of those)."""
-        left, segments = list(frames), []
+        """(the frames to send, an empty one in place of each large one; (frame, descriptor, bytes) of those).
+
+        Every frame has been copied: the memory that was given may be written to again.
+        """
+        left: list[Frame] = list(frames)
+        segments = []
         for k, frame in enumerate(frames):
             size = memoryview(frame).nbytes
-            if size < LARGE_BYTES:
-                continue
             try:
-                fd = self._take(size)
+                fd = self._take(size) if size >= LARGE_BYTES else -1
             except OSError:  # no memory or descriptors for it: it travels as a message
+                fd = -1
+            if fd < 0:
+                left[k] = bytes(frame)
                 continue
             self._maps[fd][:size] = memoryview(frame).cast("B")
             segments.append((k, fd, size))
@@ -58,7 +78,7 @@ class SegmentPool:
             if fd in self._maps:
                 self._close(fd)
         self._free += [fd for fd in fds if fd in self._maps]
-        while len(self._free) > _MAX_KEPT:
+        while len(self._free) > _MAX_FREE or sum(len(self._maps[f]) for f in self._free) > MAX_FREE_BYTES:
             self._close(self._free.pop(0))
 
     def close(self) -> None:
@@ -72,14 +92,9 @@ class SegmentPool:
             fd = min(fitting, key=lambda f: len(self._maps[f]))
             self._free.remove(fd)
             return fd
-        fd = os.memfd_create("monarch_lab", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, size)
-            os.posix_fallocate(fd, 0, size)  # too little memory is an error here, not a signal when it is written
-            self._maps[fd] = mmap.mmap(fd, size)
-        except OSError:
-            os.close(fd)
-            raise
+        if len(self._maps) >= _MAX_OPEN:
+            raise OSError("too many segments are read")
+        fd, self._maps[fd] = new_segment(size)
         return fd
 
     def _close(self, fd: int) -> None:
@@ -91,7 +106,8 @@ class SegmentReader:
     """Mappings of another process's segments. Any thread."""
 
     def __init__(self) -> None:
-        self._unmapped: dict[int, list[tuple[int, int]]] = {}  # pid -> (descriptor, forks when it was mapped)
+        self._mapped: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._unmapped: dict[int, list[tuple[int, int]]] = {}  # pid -> (name, forks when it was mapped)
 
     def can_read(self, pid: int) -> bool:
         return hasattr(os, "memfd_create") and os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
@@ -101,22 +117,57 @@ class SegmentReader:
         gone = self._unmapped.setdefault(pid, [])
         free: list[int] = []
         drop: list[int] = []
-        while gone:
-            fd, generation = gone.pop()
-            (free if generation == _generation else drop).append(fd)
+        with contextlib.suppress(IndexError):  # several threads may take
+            while gone:
+                name, generation = gone.pop()
+                (free if generation == _generation else drop).append(name)
         return free, drop
 
     def open(
-        self, pid: int, frames: Sequence[Frame], segments: Iterable[tuple[int, int, int]]
+        self, pid: int, frames: Sequence[Frame], segments: Sequence[tuple[int, int, int]], loans: Sequence[int] = ()
     ) -> list[Frame | mmap.mmap]:
-        """The frames with a private, writable mapping in place of each empty one. Raises OSError."""
+        """The frames with a private, writable mapping in place of each empty one. Raises OSError.
+
+        ``unmapped`` calls a segment by its number in ``loans``, where there are any, and else by its descriptor.
+        """
         found: list[Frame | mmap.mmap] = list(frames)
+        unmapped = self._unmapped.setdefault(pid, [])
+        names = list(loans) or [fd for _, fd, _ in segments]
+        try:
+            self._map(pid, found, segments, names, unmapped)
+        except BaseException:
+            unmapped += [(name, _generation) for name in names]  # those that were not mapped
+            raise
+        return found
+
+    def _map(
+        self,
+        pid: int,
+        found: list[Frame | mmap.mmap],
+        segments: Sequence[tuple[int, int, int]],
+        names: list[int],
+        unmapped: list[tuple[int, int]],
+    ) -> None:
+        """Takes from ``names`` as it goes."""
         for k, fd, size in segments:
             own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
             try:
+                if len(self._mapped) >= _MAX_OPEN:
+                    found[k] = _read(own, size)
+                    unmapped.append((names.pop(0), _generation))
+                    continue
                 mapped = mmap.mmap(own, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             finally:
                 os.close(own)
-            weakref.finalize(mapped, self._unmapped.setdefault(pid, []).append, (fd, _generation)).atexit = False
+            weakref.finalize(mapped, unmapped.append, (names.pop(0), _generation)).atexit = False
+            self._mapped.add(mapped)
             found[k] = mapped
-        return found
+
+
+def _read(fd: int, size: int) -> mmap.mmap:
+    """A copy in memory that needs no descriptor."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    done = 0
+    while done < size:  # one call reads 2 GB at the most
+        done += os.preadv(fd, [memoryview(memory)[done:]], done)
+    return memory

@@ -4,13 +4,26 @@ Orders go out on one PUB socket; the topic is ``ALL`` or ``topic(rank)``. Report
 A worker reads nothing before a Welcome that carries the mesh's key, the kernel nothing before a Hello that does.
 Large data follow the header as further frames.
 
-The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spmd.py; both are named here too.
+The op stream itself is in op_stream.py, the messages of ``%%spmd`` cells in spmd.py, those of debuggers in
+debugging.py; all are named here too.
 """
 
 from __future__ import annotations
 
+from monarch_lab.wire.asking import InputRead as InputRead
+from monarch_lab.wire.asking import InputReply as InputReply
+from monarch_lab.wire.debugging import DebugBreakIn as DebugBreakIn
+from monarch_lab.wire.debugging import DebugBreakpoints as DebugBreakpoints
+from monarch_lab.wire.debugging import DebugEnded as DebugEnded
+from monarch_lab.wire.debugging import DebugListen as DebugListen
+from monarch_lab.wire.debugging import DebugPostMortem as DebugPostMortem
+from monarch_lab.wire.debugging import DebugRead as DebugRead
+from monarch_lab.wire.debugging import DebugReply as DebugReply
+from monarch_lab.wire.debugging import DebugTold as DebugTold
 from monarch_lab.wire.looking import Look as Look
 from monarch_lab.wire.looking import Looked as Looked
+from monarch_lab.wire.lookup import LookedUp as LookedUp
+from monarch_lab.wire.lookup import LookUp as LookUp
 from monarch_lab.wire.op_stream import FIRST_ENTRY as FIRST_ENTRY
 from monarch_lab.wire.op_stream import AmbientDef as AmbientDef
 from monarch_lab.wire.op_stream import BackwardDef as BackwardDef
@@ -26,12 +39,15 @@ from monarch_lab.wire.op_stream import RecordingDef as RecordingDef
 from monarch_lab.wire.op_stream import Related as Related
 from monarch_lab.wire.op_stream import TemplateDef as TemplateDef
 from monarch_lab.wire.op_stream import TensorMeta as TensorMeta
+from monarch_lab.wire.showing import Cleared as Cleared
+from monarch_lab.wire.showing import Displayed as Displayed
 from monarch_lab.wire.spmd import FreeSpmd as FreeSpmd
 from monarch_lab.wire.spmd import PullSpmd as PullSpmd
 from monarch_lab.wire.spmd import PushSpmd as PushSpmd
 from monarch_lab.wire.spmd import RunSpmd as RunSpmd
 from monarch_lab.wire.spmd import SpmdEnded as SpmdEnded
 from monarch_lab.wire.supervision import Message
+from monarch_lab.wire.syncing import SyncModules as SyncModules
 
 ALL = b"*"
 CONTROL_ALL = b"!*"
@@ -102,13 +118,15 @@ class LearnBackward(Message, frozen=True):
 class Place(Message, frozen=True):
     """Keep the pickled tensors of the frames under these refs, moved to ``device`` ("": as they are, on the CPU).
 
-    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead.
-    ``batch``: its number among the batches; a failure is reported as of that one's first op."""
+    ``segments``: (frame, descriptor of the process ``pid``, bytes) of the frames that are in shared memory instead;
+    ``loans``: what Returned calls them, see transport/lending.py. ``batch``: its number among the batches; a failure is
+    reported as of that one's first op."""
 
     refs: list[int]
     device: str = ""
     segments: list[tuple[int, int, int]] = []
     pid: int = 0
+    loans: list[int] = []
     batch: int = 0
 
 
@@ -192,7 +210,9 @@ class Vary(Message, frozen=True):
     position: int
 
 
-Question = Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd  # each rank answers
+Question = (  # each rank answers
+    Learn | LearnBackward | Fetch | CallAndFetch | RunSpmd | PushSpmd | PullSpmd | SyncModules
+)
 
 
 class Together(Message, frozen=True):
@@ -240,6 +260,7 @@ Order = (
     | RunSpmd
     | PushSpmd
     | PullSpmd
+    | SyncModules
     | Poison
     | Retain
     | Hook
@@ -267,16 +288,18 @@ class Interrupt(Message, frozen=True):
     hard: bool
 
 
-class DebugReply(Message, frozen=True):
-    """A line for the debugger; None ends its input. ``declined``: nobody can answer, go on without it."""
-
-    session: int
-    number: int
-    line: str | None
-    declined: bool = False
-
-
-Control = Interrupt | DebugReply | FreeSpmd | Look
+Control = (
+    Interrupt
+    | InputReply
+    | FreeSpmd
+    | Look
+    | LookUp
+    | DebugReply
+    | DebugBreakIn
+    | DebugPostMortem
+    | DebugBreakpoints
+    | DebugListen
+)
 
 
 # --- reports, worker to kernel
@@ -364,6 +387,13 @@ class Called(Message, frozen=True):
     grads: list[TensorMeta]
 
 
+class Returned(Message, frozen=True):
+    """No mapping of these loans is left here; ``dropped``: but a child of this process may have one."""
+
+    loans: list[int]
+    dropped: list[int] = []
+
+
 class Released(Message, frozen=True):
     """Nothing here can call these handlers any more."""
 
@@ -392,24 +422,21 @@ class Output(Message, frozen=True):
     text: str
 
 
+class OutputTail(Message, frozen=True):
+    """A cell's output has become too much to send: its newest lines, (stream, text), in place of those of the last such
+    message. ``left_out`` lines lie before them; ``path`` has all ("" for none), ``note`` what there is to say of it."""
+
+    cell: int
+    left_out: int
+    path: str
+    note: str
+    lines: list[tuple[str, str]]
+
+
 class DeviceMemory(Message, frozen=True):
     """What torch holds on the worker's GPU, when it has changed: at most once a second."""
 
     reserved_bytes: int
-
-
-class DebugRead(Message, frozen=True):
-    """A debugger waits for a line. Answered by DebugReply with the same numbers."""
-
-    session: int
-    number: int
-    text: str
-    prompt: str
-
-
-class DebugEnded(Message, frozen=True):
-    session: int
-    text: str
 
 
 class Crashed(Message, frozen=True):
@@ -426,13 +453,20 @@ Report = (
     | LearnFailed
     | Called
     | Released
+    | Returned
     | Fetched
     | FetchFailed
     | SpmdEnded
     | Output
+    | OutputTail
     | DeviceMemory
     | DebugRead
     | DebugEnded
+    | DebugTold
+    | InputRead
+    | LookedUp
+    | Displayed
+    | Cleared
     | Crashed
     | Looked
 )

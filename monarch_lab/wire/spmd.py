@@ -12,7 +12,8 @@ class RunSpmd(Message, frozen=True):
 
     ``source`` has the lines of the notebook's cell, the magic's own left blank. ``names`` and ``sizes``: the mesh's
     dims. ``shards``: (name, ref) of the notebook's tensors in it. ``out``: variables, and the refs to keep them under.
-    ``group`` 0: the default group is left as it is.
+    ``group`` 0: the default group is left as it is. ``code``: what is run, where magics were made Python.
+    ``debug``: stop at its first line, and after an error.
     """
 
     ident: int
@@ -26,6 +27,8 @@ class RunSpmd(Message, frozen=True):
     sizes: list[int]
     shards: list[tuple[str, int]]
     out: list[tuple[str, int]]
+    code: str = ""
+    debug: bool = False
 
 
 class PushSpmd(Message, frozen=True):
@@ -53,13 +56,15 @@ class FreeSpmd(Message, frozen=True):
 
 
 class SpmdEnded(Message, frozen=True):
-    """A ``%%spmd`` cell ended here. ``shown``: the repr of its last expression. ``freed``: it failed because its wait
-    in a collective was ended. ``missing``: the name of a NameError. ``outs``: of each variable asked for, its metadata,
-    or why it is no tensor. ``written``: refs of the notebook's tensors whose data has changed. ``sequences``:
-    collectives begun, by group; empty where there is no default group that can be used. ``names``: the namespace's."""
+    """A ``%%spmd`` cell ended here. ``shown``: the repr of its last expression; ``rich``: its other forms, as
+    Displayed.bundle. ``freed``: it failed because its wait in a collective was ended. ``missing``: the name of a
+    NameError. ``outs``: of each variable asked for, its metadata, or why it is no tensor. ``written``: refs of the
+    notebook's tensors whose data has changed. ``sequences``: collectives begun, by group; empty where there is no
+    default group that can be used. ``names``: the namespace's."""
 
     ident: int
     shown: str | None = None
+    rich: str = ""
     failure: Failure | None = None
     freed: bool = False
     missing: str = ""

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch_lab.errors import DeviceException
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe, is_leaf
-from monarch_lab.transport.segments import SegmentPool, SegmentReader
+from monarch_lab.transport.segments import SegmentPool
 from monarch_lab.wire import engine as wire
-from monarch_lab.worker import backward, calls, learning
+from monarch_lab.worker import backward, calls, learning, mapped
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.failures import Cells, DependentOnError
 from monarch_lab.worker.failures import describe as describe_error
@@ -148,7 +148,7 @@ class Engine(OpStream):
 
     def place(self, order: wire.Place, frames: Frames) -> None:
         try:
-            given = payload.loads(SegmentReader().open(order.pid, frames, order.segments))
+            given = payload.loads(mapped.open_placed(order, frames))
             if order.device:
                 given = [t.detach().to(order.device).requires_grad_(t.requires_grad) for t in given]
         except Exception as e:  # memory, above all
@@ -164,7 +164,7 @@ class Engine(OpStream):
         try:
             values = [self.cells[ref] for ref in order.refs]
             calls.refuse_failed(*values)
-            frames, _ = payload.dumps([_portable(v) for v in values])
+            frames, _ = payload.dumps([_portable(v) for v in values], copy=not order.shared)
         except BaseException as e:
             self._fetch_failed(order.ident, e)
             return

@@ -6,7 +6,7 @@ import linecache
 import os
 import pickle
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -18,6 +18,7 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _GENERATED = "<monarch_lab call>"
 _SEVERED = "monarch_lab_severed"
 own_rank = -1  # set once by the worker
+on_described: Callable[[BaseException], None] = lambda error: None  # noqa: E731  set once, by the debugger
 _MAX_PICKLED_BYTES = 1 << 20
 _MAX_TEXT = 20_000
 _FIRST_FRAMES, _LAST_FRAMES = 40, 60  # of more, those between are left out
@@ -93,6 +94,7 @@ def severed_when_it_fails() -> Iterator[None]:
 
 def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
     """The exception with its frames, ours left out (they would hide the user's), and those it was raised from."""
+    on_described(error)
     frames = _frames(error, skip_ours)
     related = _earlier(error, skip_ours) + _parts(error, skip_ours)
     return Failure(

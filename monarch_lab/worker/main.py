@@ -21,14 +21,15 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, randomness
+from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.looking import look
-from monarch_lab.worker.output import CellStream, Flusher
+from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
-from monarch_lab.worker.streams import Streams
+from monarch_lab.worker.streams import Streams, number_here
 
 _orders = Decoder(wire.Order)
 _controls = Decoder(wire.Control)
@@ -42,9 +43,14 @@ class Worker:
         self._randomness = Randomness(spec.seed)
         self.engine = Engine(spec.rank, self.report, self._randomness)
         self._hard = False  # an interrupt that stops torch's ops too has not been taken yet
-        self._streams = [CellStream(name, self._output) for name in ("stdout", "stderr")]
-        self._flusher = Flusher([*(s.flush_lines for s in self._streams), devices.MemoryTeller(self.report)])
-        self._debugger = Debugger(self.report, self._flush)
+        self._output = Recorder(
+            lambda: self.engine.cell, lambda message: link.send(encode(message)), spec.stdout_path, spec.stderr_path
+        )
+        self._flusher = Flusher([self._output.tick, devices.MemoryTeller(self.report)])
+        self._debugger = Debugger(
+            self.report, self._flush, lambda: self.engine.in_user_code, number_here, lambda: self.engine.cell
+        )
+        self._asking = Asking(self.report, self._flush)
         failures.own_rank = spec.rank
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
@@ -57,31 +63,34 @@ class Worker:
             self.engine, self._read, self._obey, lambda n: groups.Groups(spec.rank, spec.rendezvous, {}, spec.gpus, n)
         )
         self._next = self._read
-        self._spmd = Spmd(self.engine, spec)
+        self._spmd = Spmd(self.engine, spec, self._flush, self._debugger)
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
             self._flush()  # what was printed arrives before the answer that ends the cell
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
+            if returned := mapped.take_returned():
+                self._link.send(encode(returned))
         self._link.send(encode(message), frames)
 
-    def _output(self, stream: str, text: str) -> None:
-        self._link.send(encode(wire.Output(self.engine.cell, stream, text)))
-
     def _flush(self) -> None:
-        for stream in self._streams:
-            stream.flush()
+        self._output.flush()
 
     def install(self) -> None:
-        sys.stdout, sys.stderr = self._streams
+        sys.stdout, sys.stderr = (CellStream(name, self._output) for name in ("stdout", "stderr"))
+        self._output.watch_forks()
         signal.signal(signal.SIGINT, self._on_sigint)
         self._debugger.install()
+        self._asking.install()
+        self._spmd.shell.install()
         self._flusher.start()
         self._link.start_control(self._on_control)
 
     def _on_sigint(self, number: int, frame: Any) -> None:
         engine = self.engine
+        if self._debugger.is_asking:  # it is told to leave, and pdb would swallow this
+            return
         hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
         if (engine.interruptible and (engine.in_user_code or hard)) or (hard and self._spmd.in_cell):
             engine.interruptible = engine.in_user_code = False
@@ -89,7 +98,7 @@ class Worker:
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""
-        match _controls(header):
+        match message := _controls(header):
             case wire.Interrupt(batch=batch, ident=ident, hard=hard):
                 engine = self.engine
                 engine.ended_batch = max(engine.ended_batch, batch)
@@ -102,16 +111,21 @@ class Worker:
                     other.ended_batch, other.ended_ident = engine.ended_batch, engine.ended_ident
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
+                self._debugger.leave_all()
                 self._spmd.interrupt_children()
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            case wire.DebugReply() as reply:
-                self._debugger.reply(reply)
+            case wire.InputReply() as answer:
+                self._asking.reply(answer)
+            case wire.LookUp():
+                lookup.answer(message, lambda: self._spmd.namespace, self.report)
             case wire.FreeSpmd(ident=ident):
                 self._spmd.stop_waiting(ident)
             case Look() as order:
                 self._link.send(encode(look(order, self.engine.cells, self._spmd)))
+            case debugging:
+                self._debugger.control(debugging)
 
     def run(self) -> None:
         while not self._exiting:
@@ -177,6 +191,8 @@ class Worker:
                 self._spmd.push(order, frames)
             case wire.PullSpmd():
                 self._spmd.pull(order)
+            case wire.SyncModules():
+                self._spmd.sync(order)
             case wire.Poison():
                 # Not by engine.mark: heard again, the kernel would take it for the cause of what fails later.
                 engine.cells.update((ref, failures.Failed(order.failure)) for ref in order.refs)

@@ -30,11 +30,14 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.shape import Slice
 from monarch_lab.wire.supervision import WorkerSpec
 from monarch_lab.worker import randomness
+from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine, _portable
 from monarch_lab.worker.failures import DependentOnError, Failed
 from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.learning import version
 from monarch_lab.worker.spmd_group import SpmdGroup
+from monarch_lab.worker.spmd_shell import SpmdShell
+from monarch_lab.worker.syncing import Modules
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _OURS = {"rank", "local_rank", "world_size", "device", "mesh_coordinates"}
@@ -44,11 +47,13 @@ _MAX_SHOWN = 20_000  # characters of a value's repr
 class Spmd:
     """Made once for a worker; the namespace is made with the first cell."""
 
-    def __init__(self, engine: Engine, spec: WorkerSpec) -> None:
+    def __init__(self, engine: Engine, spec: WorkerSpec, flush: Callable[[], None], debugger: Debugger) -> None:
         self._engine = engine
+        self._debugger = debugger
         self._spec = spec
         self.group = SpmdGroup(spec)
         self._module = types.ModuleType("__main__")
+        self.shell = SpmdShell(self._module, engine, flush)
         self._bound: dict[str, int] = {}  # name -> ref of the notebook's tensor that was put there last
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # ref -> (the shard, its version)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -58,6 +63,7 @@ class Spmd:
         self.in_cell = False  # the user's lines run; a cell that has caught one interrupt hears the next
         self._is_freed = False
         self._files: set[str] = set()
+        self._modules = Modules()
 
     @property
     def namespace(self) -> dict[str, Any]:
@@ -82,12 +88,12 @@ class Spmd:
         self._written()  # by the notebook's own ops since: it knows
         self._running = order.ident
         self.group.begin()
-        shown, failure, missing, was_severed = None, None, "", False
+        shown, rich, failure, missing, was_severed = None, "", None, "", False
         outs: list[wire.TensorMeta | str] = []
         try:
             self.group.form(order.group)
             if self._spec.rank in order.ranks:
-                shown = self._run_cell(order)
+                shown, rich = self._run_cell(order)
                 outs = [self._lift(name, ref) for name, ref in order.out]
         except BaseException as e:
             failure = e.failure if isinstance(e, DependentOnError) else self._failure(e)
@@ -102,6 +108,7 @@ class Spmd:
             wire.SpmdEnded(
                 order.ident,
                 shown=shown,
+                rich=rich,
                 failure=failure,
                 freed=freed,
                 missing=missing,
@@ -153,6 +160,16 @@ class Spmd:
             return
         self._engine.report(wire.Fetched(order.ident), frames)
 
+    def sync(self, order: wire.SyncModules) -> None:
+        """Answers with Fetched or FetchFailed."""
+        try:
+            with self._engine.user_code(order.ident):
+                frames, _ = payload.dumps([self._modules.sync(order.path, self.namespace)])
+        except BaseException as e:
+            self._refuse(order.ident, e)
+            return
+        self._engine.report(wire.Fetched(order.ident), frames)
+
     def variables(self) -> dict[str, Any]:
         """Of the cells, without what was there before them. Any thread."""
         names = self._module.__dict__.copy()
@@ -172,24 +189,29 @@ class Spmd:
 
     # --- a cell
 
-    def _run_cell(self, order: wire.RunSpmd) -> str | None:
+    def _run_cell(self, order: wire.RunSpmd) -> tuple[str | None, str]:
+        """The text and the rich form of the last expression."""
         self._bind(order.shards)
         here = Slice.dense(*order.sizes).coordinates(self._spec.rank)
         self.namespace["mesh_coordinates"] = dict(zip(order.names, here, strict=True))
         payload.remember_sources({order.filename: order.source})
         self._files.add(order.filename)
-        tree = ast.parse(order.source, order.filename)
+        tree = ast.parse(order.code or order.source, order.filename)
         last = tree.body[-1] if tree.body else None
-        value = None
-        with self._around_cell(order.ident):
-            if isinstance(last, ast.Expr):
-                self._execute(compile(ast.Module(tree.body[:-1], []), order.filename, "exec", _FLAGS))
-                value = self._execute(compile(ast.Expression(last.value), order.filename, "eval", _FLAGS))
-                if value is not None and not order.is_quiet:
-                    return _shown(value)
-            else:
-                self._execute(compile(tree, order.filename, "exec", _FLAGS))
-        return None
+        with self._around_cell(order.ident), self._debugging(order.debug):
+            self.shell.begin_cell(order.source)
+            try:
+                if isinstance(last, ast.Expr):
+                    self._execute(compile(ast.Module(tree.body[:-1], []), order.filename, "exec", _FLAGS))
+                    value = self._execute(compile(ast.Expression(last.value), order.filename, "eval", _FLAGS))
+                    if value is not None and not order.is_quiet:
+                        return _shown(value), self.shell.bundle(value)
+                else:
+                    self._execute(compile(tree, order.filename, "exec", _FLAGS))
+            finally:
+                self.shell.end_cell()
+                self._modules.note()
+        return None, ""
 
     @contextmanager
     def _around_cell(self, ident: int) -> Iterator[None]:
@@ -217,6 +239,20 @@ class Spmd:
                 randomness.set_state(*common)
                 self._state = {**ambient.capture(), "inference": False}
                 ambient.Applied().apply(ops_state)
+
+    @contextmanager
+    def _debugging(self, is_asked: bool) -> Iterator[None]:
+        """With ``%%spmd --debug``: stop at the first line, and where an error leaves the cell."""
+        if not is_asked:
+            yield
+            return
+        self._debugger.stop_at_first_line()
+        try:
+            yield
+        except BaseException as error:
+            self._debugger.leave_user_code()
+            self._debugger.stop_after(error)
+            raise
 
     def _execute(self, code: types.CodeType) -> Any:
         if not code.co_flags & inspect.CO_COROUTINE:

@@ -39,6 +39,11 @@ _NO_DRAWS = (
 _streams_here = threading.local()
 
 
+def number_here() -> int:
+    """The stream of the calling thread."""
+    return getattr(_streams_here, "number", 0)
+
+
 class NoRandomness(Randomness):
     """Of a stream that may not draw: changes nothing of torch's generator."""
 

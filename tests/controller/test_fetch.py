@@ -233,6 +233,16 @@ def test_large_values_come_through_shared_memory_and_are_the_kernels_own(cell: A
     assert pair["c"].equal(second.to(torch.bfloat16))
 
 
+@pytest.mark.parametrize("elements", [30_000, 200_000, 600_000])
+def test_a_value_that_is_changed_after_it_was_fetched_is_fetched_as_it_was(cell: Any, elements: int) -> None:
+    x = torch.ones(elements)
+    found = [ml.fetch_shard(x.add_(1), gpu=1) for _ in range(8)]
+    x.zero_()
+    cell.sync()
+    for k, future in enumerate(found):
+        assert future.result().unique().tolist() == [k + 2]
+
+
 def test_a_large_fetch_that_nobody_waits_for_is_let_go(cell: Any) -> None:
     x = torch.ones(400_000)
     for _ in range(6):

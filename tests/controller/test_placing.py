@@ -54,11 +54,13 @@ def test_a_replicated_value_is_whole_and_equal_on_every_process(mesh: Any, kind:
         torch.testing.assert_close(value.float().resolve_neg(), local.detach().float().resolve_neg())
 
 
-def test_a_local_value_changed_later_does_not_change_the_mesh(mesh: Any) -> None:
-    local = torch.zeros(3)
-    far = mesh.replicate(local)
-    local.add_(1)
-    assert ml.inspect(far).tolist() == [0, 0, 0]
+@pytest.mark.parametrize("elements", [3, 30_000, 200_000, 600_000])
+def test_a_local_value_changed_later_does_not_change_the_mesh(mesh: Any, elements: int) -> None:
+    local = torch.ones(elements)
+    far = mesh.replicate(local), mesh.shard(local.view(1, -1), "host")
+    local.zero_()
+    for value in ml.fetch_all(far):
+        assert value.min() == 1
 
 
 def test_a_value_put_on_the_mesh_can_grow(mesh: Any) -> None:
@@ -166,18 +168,56 @@ def test_what_torch_makes_past_the_mode_is_local_and_says_so_when_mixed(cell: An
             torch.ones(2) + local
 
 
-def test_a_large_value_is_put_whole_on_every_process_and_is_each_ones_own(cell: Any) -> None:
+_LARGE: list[Any] = [
+    lambda: torch.arange(600_000.0),
+    lambda: torch.arange(600_000.0).to(torch.bfloat16),
+    lambda: torch.arange(600_000.0).view(1000, 600).t(),
+    lambda: torch.arange(1_200_000)[1:-1:2],
+    lambda: torch.arange(600_000.0).requires_grad_(),
+    lambda: nn.Parameter(torch.arange(600_000.0)),
+]
+
+
+@pytest.mark.parametrize("make", _LARGE)
+def test_a_large_value_is_put_whole_on_every_process_and_is_each_ones_own(cell: Any, make: Any) -> None:
     with ml.no_mesh.activate():
-        local = torch.arange(600_000.0)
-    expected = local.clone()
+        local = make()
+        expected = local.detach().clone()
     far = cell.replicate(local)
-    cell.sync()
-    local.zero_()
-    far.add_(cell.rank("gpu").float())
-    assert ml.inspect(far, host=0, gpu=0).equal(expected) and ml.inspect(far, host=0, gpu=1).equal(expected + 1)
-    cell.client.settle()
+    other = cell.replicate(local)
+    assert_metadata_is_true(far)
+    with torch.no_grad():
+        local.zero_()
+        far.add_(cell.rank("gpu"))
+    for rank in range(2):
+        assert ml.inspect(far, host=0, gpu=rank).equal(expected + rank) and ml.inspect(other, gpu=rank, host=0).equal(
+            expected
+        )
+
+
+def test_the_memory_of_large_values_is_used_again_when_no_process_reads_it(cell: Any) -> None:
+    with ml.no_mesh.activate():
+        local = torch.arange(700_000.0)
+        expected = local + 0
+    far = view = None
+    kept = cell.replicate(local)
+    open_segments = []
+    for k in range(5):
+        far = cell.replicate(local.add_(1))
+        view = far[5:]
+        far = None
+        cell.sync()
+        assert ml.inspect(view, host=0, gpu=1)[0] == expected[5] + k + 1
+        view = None
+        cell.sync()
+        open_segments.append(_open_segments())
+    assert max(open_segments) == open_segments[1]
+    assert ml.inspect(kept, host=0, gpu=1).equal(expected)
+
+
+def _open_segments() -> int:
     paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    assert not any("memfd:monarch_lab" in os.readlink(p) for p in paths if os.path.lexists(p))
+    return sum("memfd:monarch_lab" in os.readlink(p) for p in paths if os.path.lexists(p))
 
 
 def test_a_value_that_could_not_be_put_there_is_told_at_the_next_wait(mesh: Any, monkeypatch: Any) -> None:

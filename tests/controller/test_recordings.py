@@ -77,6 +77,13 @@ def test_arguments_are_inputs_whether_given_or_captured(cell: Any) -> None:
         assert values(captured(b)) == want
 
 
+def test_a_large_literal_is_in_the_recording(cell: Any) -> None:
+    numbers = list(range(300_000))
+    add = ml.compile(lambda x: x + torch.tensor(numbers))
+    for k in range(3):
+        assert ml.inspect(add(torch.full((300_000,), k))).tolist()[-2:] == [299_998 + k, 299_999 + k]
+
+
 def test_what_leaks_out_of_the_function_is_dropped(cell: Any) -> None:
     b = None
 

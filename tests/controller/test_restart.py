@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -54,6 +55,28 @@ def test_the_other_ranks_keep_their_values_and_their_processes(mesh: Any, turn: 
     assert [ml.inspect(x, gpu=g).item() for g in (0, 2)] == [10, 12]
     with pytest.raises(DeviceException, match="made before rank 1 was restarted"):
         ml.inspect(x, gpu=1)
+
+
+def test_shared_memory_of_a_rank_that_died_is_let_go_when_the_others_have_let_it_go(mesh: Any) -> None:
+    with ml.no_mesh.activate():
+        local = torch.arange(700_000.0)
+    before = _segments()
+    x = mesh.replicate(local)
+    assert _segments() == before + 1
+    end(mesh, 1)
+    mesh.restart(1)
+    assert ml.fetch_shard(x, gpu=2).result().equal(local)
+    gc.collect()
+    assert _segments() == before + 1
+    del x
+    mesh.sync()
+    assert _segments() == before
+    assert ml.inspect(mesh.replicate(local), gpu=1).equal(local)
+
+
+def _segments() -> int:
+    paths = [p for f in os.listdir("/proc/self/fd") if os.path.lexists(p := f"/proc/self/fd/{f}")]
+    return len({os.stat(p).st_ino for p in paths if "memfd:monarch_lab" in os.readlink(p)})
 
 
 def test_a_collective_works_with_the_new_process(mesh: Any) -> None:

@@ -61,6 +61,11 @@ def test_a_failure_frees_ranks_in_groups_of_the_users(mesh: Any, body: str) -> N
     assert shown(mesh, "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()") == ["2.0", "2.0"]
 
 
+def test_input_has_nobody_to_ask_outside_a_notebook_and_a_terminal(mesh: Any) -> None:
+    with pytest.raises(NotImplementedError, match=r"input\(\): the program that drives the mesh has no terminal"):
+        run(mesh, "input('name? ')")
+
+
 def test_a_failure_that_all_ranks_share_keeps_the_group_and_what_uses_it(mesh: Any) -> None:
     run(mesh, "group = dist.new_group([0, 1])")
     with pytest.raises(ValueError, match="both") as e:

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from tests.kernel import Kernel
+from tests.kernel import Kernel, Message
 
 ROOT = str(Path(__file__).parents[2])
 SETUP = """
@@ -93,16 +93,22 @@ thread.start()
 """)
     kernel.wait()
     kernel.run("%%mesh\ngo.set(); thread.join(); print('second')")
-    kernel.wait_for(lambda: [m for m in kernel.seen if m["msg_type"] == "stream" and "late" in m["content"]["text"]])
-    [late] = [m for m in kernel.seen if m["msg_type"] == "stream" and "late" in m["content"]["text"]]
-    assert late["parent_header"]["msg_id"] == first
+
+    def late() -> list[Message]:
+        return [m for m in kernel.seen if "late" in m["content"].get("data", {}).get("text/plain", "")]
+
+    kernel.wait_for(late)
+    assert [m["parent_header"]["msg_id"] for m in late()] == [first]
     assert kernel.text() == "second\n"
 
 
-def test_stderr_stays_stderr(kernel: Kernel) -> None:
-    kernel.run("client.prints = [(0, 'stderr', 'careful\\n')]")
+def test_stderr_is_marked(kernel: Kernel) -> None:
+    kernel.run("client.prints = [(0, 'stdout', 'fine\\n'), (0, 'stderr', 'care<ful\\n')]")
     kernel.run("%%mesh\nx = 1")
-    assert kernel.text("stderr") == "[0.0] careful\n"
+    [*_, last] = kernel.blocks()
+    assert last["text/plain"] == "[0.0] fine\n[0.0] care<ful"
+    assert "</span> fine\n" in last["text/html"] and "background: " in last["text/html"].split("fine")[1]
+    assert "care&lt;ful</span>" in last["text/html"]
 
 
 PROMPT = """
@@ -248,12 +254,23 @@ def test_the_kernels_end_stops_the_meshes(tmp_path: Path) -> None:
     assert mark.exists()
 
 
+BARS = """
+client.prints = [
+    (rank, *text)
+    for text in [("stderr", "\\r 50%|█ | 1/2"), ("stderr", "\\r100%|██| 2/2\\n")]
+    for rank in (1, 0)
+] + [(1, "stdout", "\x1b[1mend\x1b[0m 1\\n"), (0, "stdout", "end 0\\n")]
+"""
+
+
 def test_a_saved_notebook_reads_the_same_each_time() -> None:
     cells = [
         SETUP,
         "%%mesh\nx = 1\nx + 1",
         "%%mesh\nimport asyncio\nawait asyncio.sleep(0, 5)",
         "%%mesh\nx;",
+        BARS,
+        "%%mesh -q\nx;",
         "%mesh list",
     ]
     outputs = []
@@ -263,6 +280,8 @@ def test_a_saved_notebook_reads_the_same_each_time() -> None:
         outputs.append([cell.outputs for cell in notebook.cells])
     assert outputs[0] == outputs[1]
     assert [output["data"]["text/plain"] for output in outputs[0][1]] == ["2", 'controller · mesh "mesh" · 2 workers']
+    [bar] = outputs[0][5]
+    assert bar["data"]["text/plain"] == "[0.0-0.1] 100%|██| 2/2\n[0.0] end 0\n[0.1] end 1"
 
 
 def test_in_a_saved_notebook_an_error_stops_the_run() -> None:

@@ -81,7 +81,7 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         (
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
-            "restart, logs, push, pull, stacks, memory, ranks, config, kill",
+            "restart, logs, push, pull, stacks, memory, ranks, config, debug, pm, break, debugpy, sync, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -241,3 +241,32 @@ def test_an_spmd_cell_without_a_mesh_says_there_is_none(shell: Shell) -> None:
 def test_what_carries_values_tells_its_options(shell: Shell, name: str) -> None:
     assert shell.run(f"%mesh {name} --help").success
     assert shell.text.startswith(f"usage: %mesh {name} ") and "--mesh MESH" in shell.text
+
+
+@pytest.mark.parametrize(
+    ("cell", "line"),
+    [
+        ("%%px --targets 0 -a\n1", "%%spmd --targets 0 -a"),
+        ("%px 1 + 1", "%%spmd 1 + 1"),
+        ("%%rank [0,1]\n1", "%%spmd[0,1]"),
+        ("%%distributed\n1", "%%spmd"),
+        ("%dist_init --num-processes 4 --gpu-ids 0,1", "%mesh start --per-host 4"),
+        ("%dist_init -n 2", "%mesh start --per-host 2"),
+        ("%dist_shutdown", "%mesh stop"),
+    ],
+)
+def test_a_magic_of_another_tool_is_answered_with_ours(shell: Shell, cell: str, line: str) -> None:
+    shell.run(cell)
+    assert str(shell.error) == f"{cell.split()[0]} is no magic of monarch_lab: write {line} here"
+
+
+def test_a_magic_that_another_tool_has_registered_stays_its_own(bare: Shell) -> None:
+    bare.ip.register_magic_function(lambda line, cell: print("theirs"), "cell", "px")
+    bare.run("%load_ext monarch_lab")
+    bare.run("%%px\n1")
+    assert bare.text == "theirs\n"
+    bare.ip.register_magic_function(lambda line, cell: print("later"), "cell", "rank")
+    bare.run("%unload_ext monarch_lab")
+    tables = bare.ip.magics_manager.magics
+    assert "px" in tables["cell"] and tables["cell"].pop("rank") and tables["cell"].pop("px")
+    assert "distributed" not in tables["cell"] and "dist_init" not in tables["line"]

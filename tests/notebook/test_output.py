@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from monarch_lab.notebook.output import LONGEST_LINE, Front
+from monarch_lab.notebook.output import Front
+from monarch_lab.notebook.screen import LONGEST_LINE
 
 
 class Terminal:

@@ -158,14 +158,14 @@ def test_magics_above_a_cell_work_on_it(kernel: Kernel) -> None:
     assert kernel.run("%%time\n%%spmd\ntimed = 3\ntimed") == "ok" and "Wall time" in kernel.text()
     assert shown(kernel)[-1] == "ranks 0, 1: 3"
     assert kernel.run("%%capture kept\n%%spmd\nprint('quiet')") == "ok" and kernel.text() == ""
-    assert kernel.run("print(kept.stdout.count('quiet'))") == "ok" and kernel.text() == "2\n"
+    assert kernel.run("print(kept.stdout, end='')") == "ok" and kernel.text() == "[0.0-0.1] quiet\n"
 
 
 def test_what_is_no_python_is_told_before_anything_runs(kernel: Kernel) -> None:
     assert kernel.run("%%spmd\nprint('ran')\nx = = 1") == "error"
     assert kernel.errors()[0]["ename"] == "SyntaxError" and kernel.text() == ""
-    assert kernel.run("%%spmd\nprint('ran')\n!ls") == "error"
-    assert "there are no magics and no '!'" in traceback(kernel) and kernel.text() == ""
+    assert kernel.run("%%spmd\n!echo ran\nx = = 1") == "error"
+    assert "line 3" in traceback(kernel) and kernel.text() == ""
 
 
 @pytest.mark.parametrize("collective", ["dist.all_reduce(torch.ones(2))", "dist.barrier()", "dist.recv(t, 1)"])

@@ -32,3 +32,21 @@ def test_the_first_notebook_trains_to_95_percent_and_shows_its_two_errors() -> N
     assert "mat1 and mat2 shapes cannot be multiplied" in errors[0].evalue
     assert "LOCAL_TENSOR" in errors[1].evalue
     assert sum("image/png" in o.get("data", {}) for c in code for o in c.outputs) == 3
+
+
+@pytest.mark.timeout(120)
+def test_the_debugger_notebook_says_where_it_stopped_where_nobody_can_be_asked() -> None:
+    path = next(p for p in BOOKS if p.stem == "03_debugger")
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook, timeout=100, allow_errors=True, resources={"metadata": {"path": str(path.parent)}}
+    )
+    client.execute()
+    code = [c for c in notebook.cells if c.cell_type == "code"]
+    texts = ["".join(o.get("text", "") for o in c.outputs if o.output_type == "stream") for c in code]
+    assert "ranks 0, 1, 2, 3: [nan, nan]" in str(code[1].outputs)
+    assert "rank 2 stopped at In[3]:9 in masked_mean: kept = values[mask]" in texts[3]
+    assert "[0.2]   In[3](16)step()\n[0.2] -> loss = masked_mean(error, x >= 0)" in texts[3]
+    assert "[0.1/pm] > In[8](3)<module>()" in texts[7].split("nobody can be asked")[1]
+    assert texts[8].startswith("[0.0] slope and offset: [3.0, 1.0]")
+    assert [o.ename for c in code for o in c.outputs if o.output_type == "error"] == ["RemoteException"]

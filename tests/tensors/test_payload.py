@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +28,17 @@ _TENSORS: list[Any] = [
     lambda: torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
     lambda: torch.nn.Parameter(torch.ones(2)),
 ]
+
+
+def test_what_is_written_after_it_was_packed_does_not_travel() -> None:
+    tensor, array = torch.ones(100_000), np.ones(100_000)
+    frames, _ = payload.dumps((tensor, array, lambda: tensor))
+    lent, _ = payload.dumps(tensor, copy=False)
+    tensor.zero_()
+    array.fill(0)
+    kept, other, function = payload.loads(frames)
+    assert kept.min() == 1 and other.min() == 1 and function().min() == 1
+    assert payload.loads(lent).max() == 0
 
 
 @pytest.mark.parametrize("make", _TENSORS)

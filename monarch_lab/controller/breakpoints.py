@@ -1,0 +1,60 @@
+"""Breakpoints set from the notebook, of one mesh. The workers are sent the whole table of theirs with each change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from monarch_lab.errors import UsageKeyError
+from monarch_lab.wire.debugging import BreakpointDef, DebugBreakpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Breakpoint:
+    """``where`` is as the user wrote it; ``points`` are where that may be."""
+
+    number: int
+    where: str
+    condition: str
+    ranks: tuple[int, ...]
+    points: tuple[BreakpointDef, ...]
+
+
+class Breakpoints:
+    """``send_control(ranks, order)`` sends to workers, which hear it while an op runs."""
+
+    def __init__(self, send_control: Callable[[Sequence[int], DebugBreakpoints], None]) -> None:
+        self.all: dict[int, Breakpoint] = {}
+        self._send = send_control
+        self._last = 0
+
+    def add(
+        self, where: str, places: Sequence[tuple[str, int]], function: str, condition: str, ranks: Iterable[int]
+    ) -> Breakpoint:
+        """At one of ``places`` (file, line), or at the first line of ``function``."""
+        self._last += 1
+        number = self._last
+        points = [BreakpointDef(number, file, line, "", condition) for file, line in places]
+        if function:
+            points.append(BreakpointDef(number, function=function, condition=condition))
+        added = self.all[number] = Breakpoint(number, where, condition, tuple(ranks), tuple(points))
+        self.send(added.ranks)
+        return added
+
+    def clear(self, number: int | None = None) -> list[Breakpoint]:
+        """Remove one, or all. Raises UsageKeyError for a number that none has."""
+        if number is not None and number not in self.all:
+            there = ", ".join(map(str, self.all)) or "none"
+            raise UsageKeyError(f"no breakpoint has the number {number}; there is {there}")
+        gone = list(self.all.values()) if number is None else [self.all[number]]
+        for point in gone:
+            del self.all[point.number]
+        self.send({rank for point in gone for rank in point.ranks})
+        return gone
+
+    def send(self, ranks: Iterable[int]) -> None:
+        """What these ranks have, as after a change; to new processes of theirs too."""
+        for rank in sorted(ranks):
+            mine = [p for point in self.all.values() if rank in point.ranks for p in point.points]
+            if mine or self._last:
+                self._send([rank], DebugBreakpoints(mine))

@@ -1,0 +1,114 @@
+"""``%%spmd --async``: a cell that runs while the notebook goes on, and the handle of it.
+
+One runs at a time on a mesh: what comes after it (the next ``%%spmd`` cell, ``mesh.sync()``, the end of a ``%%mesh``
+cell) waits for it, and raises what it failed with unless the handle did. Runs on: a thread for each cell, which asks
+the user nothing; the thread that waits does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from monarch_lab.controller.futures import Future
+from monarch_lab.controller.spmd import SpmdCell, SpmdResult, run_spmd
+from monarch_lab.controller.waiting import Pending, unattended
+
+log = logging.getLogger(__name__)
+_END = -1  # fills the Pending, which no rank does
+
+
+class AsyncResult(Future[dict[int, str]]):
+    """Of a ``%%spmd`` cell: ``result(timeout)``, ``exception(timeout)``, ``done()``, ``await``.
+
+    ``result`` is a dict: rank -> text of the last expression (ranks without one are left out).
+    """
+
+    def __init__(self, client: Any, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.is_heard = False  # its error was raised somewhere
+        self._ended: SpmdResult | BaseException | None = None
+        self._whole = Pending([_END])
+        super().__init__(client, self._whole, self._opened)
+
+    def __repr__(self) -> str:
+        state = "running"
+        if self.done():
+            state = "failed" if isinstance(self._ended, BaseException) else "done"
+        where = f"rank {self.ranks[0]}" if len(self.ranks) == 1 else f"ranks {', '.join(map(str, self.ranks))}"
+        return f"<%%spmd cell on {where}: {state}>"
+
+    def end(self, ended: SpmdResult | BaseException) -> None:
+        """Whoever waits is told."""
+        self._ended = ended
+        self._whole.fill(_END, None, [])
+
+    def _wait(self, timeout: float | None) -> tuple[dict[int, str] | None, BaseException | None]:
+        try:
+            outcome = super()._wait(timeout)
+        except KeyboardInterrupt:  # who has ended it knows
+            self.is_heard = True
+            raise
+        self.is_heard = True
+        return outcome
+
+    def _opened(self, pending: Pending) -> dict[int, str]:
+        if isinstance(self._ended, BaseException):
+            raise self._ended
+        assert self._ended is not None
+        return self._ended.shown
+
+
+def finished(mesh: Any, ranks: tuple[int, ...], result: SpmdResult) -> AsyncResult:
+    """The handle of a cell that was waited for."""
+    handle = AsyncResult(mesh.client, ranks)
+    handle.end(result)
+    return handle
+
+
+def start_spmd(mesh: Any, cell: SpmdCell, on_end: Callable[[SpmdResult | BaseException], None]) -> AsyncResult:
+    """Run the cell and return once it was sent. ``on_end`` is called on the cell's thread, before whoever waits for the
+    handle goes on.
+
+    Raises what an earlier cell of this mesh failed with, and waits for it first. What this one fails with, be it that
+    it could not be sent, is its handle's to raise.
+    """
+    client = mesh.client
+    if client.late is not None:
+        client.late()
+    handle = AsyncResult(client, cell.ranks)
+    is_sent = threading.Event()
+
+    def run() -> None:
+        unattended.set(True)
+        ended: SpmdResult | BaseException
+        try:
+            ended = run_spmd(mesh, replace(cell, number=client_cell, on_sent=is_sent.set))
+        except BaseException as e:
+            ended = e
+        try:
+            on_end(ended)
+        except Exception:
+            log.exception("the end of a %%spmd cell could not be shown")
+        handle.end(ended)
+        is_sent.set()
+
+    def late() -> None:
+        if threading.current_thread() is thread:
+            return
+        error = None if handle.is_heard else handle.exception()
+        if handle.done():
+            if client.late is late:
+                client.late = None
+            if error is not None:
+                raise error
+
+    client_cell = client.cell
+    thread = threading.Thread(target=run, name="monarch-spmd", daemon=True)
+    client.late = late
+    thread.start()
+    is_sent.wait()
+    return handle

@@ -1,0 +1,255 @@
+"""The debugger in a real kernel on real workers: four ranks, one kernel for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.kernel import Kernel
+
+ROOT = str(Path(__file__).parents[2])
+SETUP = """
+%load_ext monarch_lab
+%colors nocolor
+%mesh start --cpu -n 4
+import torch, monarch_lab as ml
+
+@ml.remote
+def stop_here(t):
+    inside = t + 41
+    breakpoint()
+    a = inside * 2
+    b = a + 1
+    return b
+
+def deeper(t, k):
+    if k == 0:
+        raise ValueError("deep")
+    return deeper(t, k - 1)
+
+@ml.remote
+def fails(t):
+    outer = 7
+    return deeper(t, 2)
+
+@ml.remote
+def loops(t):
+    total = t
+    for i in range(4):
+        total = total + i
+    return total
+
+@ml.remote(propagate=lambda t: t.clone())
+def spins(t):
+    import time
+    t = t.clone()
+    while t.sum() > 0:
+        time.sleep(0.01)
+    return t
+
+@ml.remote(propagate=lambda t: t.clone())
+def inner(t):
+    here = t * 2
+    breakpoint()
+    return here
+
+@ml.compile
+def step(t):
+    return inner(t + 1) + 1
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        gradient = g * 2
+        breakpoint()
+        return gradient
+"""
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Kernel]:
+    with Kernel(cwd=ROOT) as kernel:
+        assert kernel.run(SETUP) == "ok", kernel.errors()
+        yield kernel
+
+
+@pytest.fixture
+def kernel(running: Kernel) -> Kernel:
+    running.run("%mesh interrupt")  # what a test left in a debugger
+    running.run("%mesh break --clear all")
+    assert running.run("%%mesh -q\none = torch.ones(2)", answer=lambda prompt: "q") == "ok", running.errors()
+    return running
+
+
+class Typed:
+    """Answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped, from rank 0 on."""
+
+    def __init__(self, *lines: str, gathered: str = "", kernel: Kernel | None = None) -> None:
+        self.lines = list(lines)
+        self.asked: list[str] = []
+        self._gathered = gathered
+        self._kernel = kernel
+
+    def __call__(self, prompt: str) -> str:
+        if self._kernel is not None and self._gathered:
+            if f"ranks {self._gathered} at " not in self._kernel.text():
+                return "ranks"
+            first = self._gathered[0] + ("/copy" if "/" in self._gathered else "")
+            self._gathered = ""
+            return f"rank {first}"
+        self.asked.append(prompt)
+        return self.lines.pop(0) if self.lines else "q"
+
+
+def error(kernel: Kernel) -> str:
+    [found] = kernel.errors()
+    return f"{found['ename']}: {found['evalue']}"
+
+
+def test_four_ranks_stop_one_is_stepped_two_are_cast_and_all_go_on(kernel: Kernel) -> None:
+    lines = "p inside", "n", "rank 2", "ranks", "cast 1,3 p inside.sum()", "cast 1-3 n", "p b", "c all"
+    typed = Typed(*lines, gathered="0-3", kernel=kernel)
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "ok", kernel.errors()
+    assert typed.asked == ["[0.0] (Pdb) "] * 3 + ["[0.2] (Pdb) "] * 5
+    text = kernel.text()
+    assert " stopped at In[1]:10 in stop_here: a = inside * 2\n" in text
+    assert "[0.0] tensor float32 (2,) cpu · min 42, max 42, mean 42\n[0.0] tensor([42., 42.])" in text
+    assert "rank 0 at In[1]:11 in stop_here: b = a + 1\n" in text
+    assert "ranks 1-3 at In[1]:10 in stop_here: a = inside * 2 (in focus: 2)" in text
+    assert "[0.1] tensor(84.)" in text and "[0.3] tensor(84.)" in text and "[0.0] tensor(84.)" not in text
+    assert "[0.2] *** NameError: name 'b' is not defined" in text and "[0.1] > In[1](11)stop_here()" in text
+    assert kernel.run("%%mesh -q\nassert ml.inspect(y).tolist() == [85.0, 85.0]") == "ok", kernel.errors()
+
+
+def test_statements_of_several_lines_interact_list_display_and_completion(kernel: Kernel) -> None:
+    typed = Typed(
+        "ll", "for i in range(2):", "    print(i, 'looped')", "", "interact", "1 + 1", "exit()", "complete ins",
+        "!a = 5", "display inside.shape", "n", "until", "p inside.new_tensor([1., float('nan')])", "help", "c all",
+        gathered="0-3", kernel=kernel,
+    )  # fmt: skip
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    for part in (
+        "[0.0]  10  ->\t    a = inside * 2", "[0.0] 1 looped", "[0.0] 2\n", "[0.0] inside", "display inside.shape",
+        "> In[1](12)stop_here()", "min 1, max 1, mean 1, 1 NaN", "of the mesh: ranks, rank R, cast R CMD",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "[0.0] ...   " in typed.asked and "[0.0] >>> " in typed.asked
+
+
+def test_q_ends_the_op_and_not_the_mesh(kernel: Kernel) -> None:
+    typed = Typed("q", "c all", gathered="0-3", kernel=kernel)
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "error"
+    assert error(kernel) == (
+        "RemoteException: DebuggerQuit: the debugger was left with q, so this call has no result (on rank 0)"
+    )
+    assert kernel.run("%%mesh -q\n(one + 1).sum()") == "ok", kernel.errors()
+
+
+def test_detached_ranks_are_kept_until_mesh_debug_and_the_cell_can_be_run_again(kernel: Kernel) -> None:
+    kernel.run("%%spmd -q --ranks 1\nkept = 1\nbreakpoint()\nkept += 1\nkept", answer=Typed("n", "detach"))
+    waits = "rank 1 waits in the debugger at In["
+    assert waits in kernel.text() and "what this cell shows comes when it goes on" in kernel.text()
+    assert kernel.run("%%mesh -q\nz = one + 1") == "ok", kernel.errors()
+    assert waits in kernel.text() and "%mesh debug goes on there; what this cell sent is waited for" in kernel.text()
+    assert kernel.run("%%mesh -q\nml.inspect(z, gpu=1)") == "error"
+    assert error(kernel).startswith(f"DetachedError: {waits}")
+    assert kernel.run("%mesh") == "ok" and "debugging" in kernel.displays()[0]["text/plain"]
+    assert kernel.run("%mesh debug", answer=Typed("p kept", "c")) == "ok", kernel.errors()
+    assert "[0.1] 2\n" in kernel.text()
+    assert kernel.run("%%mesh -q\nassert ml.inspect(z).tolist() == [2.0, 2.0]") == "ok", kernel.errors()
+    assert kernel.run("%mesh debug") == "error" and "no rank waits in a debugger" in error(kernel)
+
+
+def test_a_post_mortem_goes_two_frames_up(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh -q\nw = fails(one)") == "error"
+    assert kernel.run("%mesh pm 2", answer=Typed("p k", "up", "up", "up", "p outer", "q")) == "ok", kernel.errors()
+    text = kernel.text()
+    assert 'rank 2/pm stopped at In[1]:16 in deeper: raise ValueError("deep") (after ValueError: deep)' in text
+    assert "[0.2/pm] 0\n" in text and "> In[1](22)fails()" in text and "[0.2/pm] 7\n" in text
+    assert kernel.run("%mesh pm", allow_stdin=False) == "ok" and "[0.0/pm]   In[1](22)fails()" in kernel.text()
+    assert kernel.run("%mesh pm --forget") == "ok"
+    assert kernel.run("%mesh pm") == "error" and "no failure is kept" in error(kernel)
+    assert kernel.run("%%mesh -q\nw = one.nonzero_static(size=1) @ one") == "error"
+
+
+def test_breakpoints_are_set_from_the_notebook_listed_and_cleared(kernel: Kernel) -> None:
+    assert kernel.run("%mesh break In[1]:28 if 'i == 2' --ranks 0") == "ok", kernel.errors()
+    assert kernel.run("%mesh break loops --ranks 1") == "ok", kernel.errors()
+    kernel.run("%mesh break")
+    listed = kernel.text()
+    assert "at In[1]:28 if i == 2 on rank 0\n" in listed and "at loops on rank 1\n" in listed
+    typed = Typed("p i", "c", "n", "c")
+    assert kernel.run("%%mesh -q\nw = loops(one)", answer=typed) == "ok", kernel.errors()
+    assert sorted(typed.asked) == ["[0.0] (Pdb) "] * 2 + ["[0.1] (Pdb) "] * 2
+    assert (
+        "[0.0] 2\n" in kernel.text()
+        and "i == 2)" in kernel.text()
+        and "in loops: total = t (breakpoint" in kernel.text()
+    )
+    assert kernel.run("%mesh break --clear all") == "ok" and kernel.text().startswith("Cleared breakpoint")
+    assert kernel.run("%%mesh -q\nw = loops(one)") == "ok", kernel.errors()
+    for wrong, said in (
+        ("In[1]:5", "has no code that could stop"), ("In[99]:1", "no cell of this session"), ("a b", "if CONDITION"),
+        ("loops if 'i ='", "no Python expression"), ("--clear 77", "no breakpoint has the number 77"), ("x:y", "line"),
+    ):  # fmt: skip
+        assert kernel.run(f"%mesh break {wrong}") == "error" and said in error(kernel), wrong
+
+
+def test_running_code_is_broken_into(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh -q\nw = spins(one * 0)") == "ok", kernel.errors()
+    assert kernel.run("%%mesh -q --async\nw = spins(one)") == "ok", kernel.errors()
+    assert kernel.run("%mesh debug 1-3", answer=Typed("p t", "cast all t.zero_()", "c all")) == "ok", kernel.errors()
+    assert "stopped at In[1]:3" in kernel.text() and "in spins" in kernel.text()
+    assert kernel.run("%mesh debug 0", answer=Typed("t.zero_()", "c")) == "ok", kernel.errors()
+    assert kernel.run("%%mesh -q\nassert ml.inspect(w).tolist() == [0.0, 0.0]") == "ok", kernel.errors()
+    assert kernel.run("%mesh debug 0") == "error" and "rank 0 runs no Python code of yours" in error(kernel)
+
+
+def test_an_spmd_cell_is_stepped_from_its_first_line_and_looked_at_where_it_fails(kernel: Kernel) -> None:
+    typed = Typed("n", "c", "p x", "c")
+    assert kernel.run("%%spmd -q --debug --ranks 0\nx = 1\ny = x / 0\ny", answer=typed) == "error"
+    text = kernel.text()
+    assert "stopped at In[" in text and "]:2: x = 1 (--debug)" in text and "]:3: y = x / 0 (after Zero" in text
+    assert "[0.0] 1\n" in text and "ZeroDivisionError" in error(kernel)
+
+
+def test_two_threads_of_one_rank_have_names_of_their_own(kernel: Kernel) -> None:
+    body = (
+        "import threading\ndef f():\n    inner = 5\n    breakpoint()\n    return inner\n"
+        "t = threading.Thread(target=f)\nt.start()\nhere = 1\nbreakpoint()\nt.join()"
+    )
+    assert kernel.run(f"%%spmd -q --ranks 1\n{body}", answer=Typed("rank 1#2", "p inner", "c", "p here", "c")) == "ok"
+    assert "[0.1#2] 5\n" in kernel.text() and "[0.1] 1\n" in kernel.text()
+
+
+def test_the_backward_of_a_function_of_the_users_stops_too(kernel: Kernel) -> None:
+    assert kernel.run("%mesh push Doubled") == "ok"
+    cell = "%%spmd -q\nx = torch.ones(2, requires_grad=True)\nDoubled.apply(x).sum().backward()\nx.grad"
+    assert kernel.run(cell, answer=Typed("p gradient", "c all", gathered="0-3", kernel=kernel)) == "ok", kernel.errors()
+    assert "stopped at In[1]:58 in backward: return gradient" in kernel.text()
+    assert "tensor([2., 2.])" in kernel.displays()[0]["text/plain"]
+
+
+def test_a_recorded_function_and_a_stream_stop_as_any_other(kernel: Kernel) -> None:
+    for seen in ("p here", "cast all p here"):  # recorded, then replayed
+        typed = Typed(seen, "c all", gathered="0-3", kernel=kernel)
+        assert kernel.run("%%mesh -q\ny = step(one)", answer=typed) == "ok", kernel.errors()
+        assert "[0.0] tensor([4., 4.])" in kernel.text() and "in inner: return here" in kernel.text()
+    assert "[0.3] tensor([4., 4.])" in kernel.text()
+    typed = Typed("p here", "c all", gathered="0/copy, 1/copy, 2/copy, 3/copy", kernel=kernel)
+    assert kernel.run("%%mesh -q --stream copy\nz = inner(torch.ones(2))", answer=typed) == "ok", kernel.errors()
+    assert "[0.0/copy] tensor([2., 2.])" in kernel.text()
+
+
+def test_without_an_input_box_the_stack_is_printed_and_it_goes_on(kernel: Kernel) -> None:
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", allow_stdin=False) == "ok", kernel.errors()
+    text = kernel.text()
+    assert text.count("nobody can be asked for a debugger's command here") == 4
+    assert "[0.3] > In[1](10)stop_here()\n[0.3] -> a = inside * 2" in text
