@@ -21,6 +21,7 @@ from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import get_default_front
+from monarch_lab.controller.interrupting import tell_stuck
 from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
@@ -278,8 +279,7 @@ class Client(Listener):
             if not self._ends(pending, min(last, time.monotonic() + times.interrupt_heard)):
                 self.interrupt(hard=True)
                 if not self._ends(pending, last):
-                    ranks = ", ".join(map(str, sorted(pending.waiting)))
-                    log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
+                    tell_stuck(self, sorted(pending.waiting))
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:
