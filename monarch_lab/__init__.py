@@ -45,6 +45,7 @@ _HOMES = {
         "builtins",
         "show",
         "timer",
+        "futures",
         "create_pipe",
         "remote_generator",
         "OpaqueObject",

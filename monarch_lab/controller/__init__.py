@@ -1,6 +1,7 @@
 """The kernel's side of mesh tensors: intercepts ops, knows their results' metadata, and streams them out.
 
 tensor.py     the tensor class           dispatch.py   one op, from call to stream
+operators.py  its arithmetic, the quickest way
 scanning.py   arguments taken apart      learning.py   the first call of a kind
 cache.py      what was learned           autograd.py   backward and .grad
 constants.py  numbers kept here          answers.py    what needs no op
@@ -31,12 +32,13 @@ lending.py    what may not be used or written   spmd.py        %%spmd cells from
 ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
             record_builder.py a recording made of the notes       record_code.py    as the workers get it
-            recording.py      its replay
+            recording.py      its replay                      record_steps.py  loans and moves inside
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
 looking.py    what workers do now         interrupting.py  an interrupt of some ranks alone
 stall_watch.py  asks whether ranks of a %%spmd cell wait in vain   stalls.py   the rules of that
 debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
+anomaly.py    lines for the warnings of anomaly mode
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ _NAMES = {
     "Stream": "streams",
     "get_active_stream": "streams",
     "builtins": "",
+    "futures": "",
     "show": "showing",
     "timer": "",
     "create_pipe": "pipes",

@@ -27,7 +27,7 @@ class Entry:
     opaque: bool  # a user's function: may give each rank its own values
     private: bool = False  # draws as many random numbers as the values ask for
     random_single: bool = False
-    plain: bool = False  # single, no view, nothing random: what binary_method handles
+    plain: bool = False  # single, no view, nothing random: what operators.py handles
     in_place: int = -1  # the input that is the result and all that was written
     news: int = 0  # outputs that get a ref
     fails: bool = False  # may fail on values: see tries.py

@@ -129,6 +129,7 @@ class Compiled:
         try:
             with MathHook():
                 result = self._fn(*args, **kwargs)
+            recorder.check_loans()
             client.flush()
             client.recorder = None
             recording = build(recorder, result)
@@ -204,8 +205,9 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
 
     Raises TypeError (REQUIRES_GRAD) for an argument or result that requires grad, and for what a replay could not do:
     fetching a value, a result whose shape hangs on values, putting local values on the mesh, seeding, ops on another
-    mesh's processes. A tensor made inside that is neither returned nor a gradient is dropped: TypeError (DROPPED) when
-    it is used. An op that fails does so with its own line.
+    mesh's processes, moving a value that requires grad. Loans to streams begin and end inside (RuntimeError), or
+    outside. A tensor made inside that is neither returned nor a gradient is dropped: TypeError (DROPPED) when it is
+    used. An op that fails does so with its own line.
     """
     if fn is None:
         return functools.partial(compile, verify=verify)

@@ -72,7 +72,7 @@ def materialise(constant: Any) -> None:
     mesh = constant._ref.mesh
     told = describe(value)
     constant._meta = intern(replace(told, device=mesh.torch_device or told.device))
-    place(mesh, {rank: [value] for rank in mesh.ranks_key}, [constant._ref.id], same=True)
+    place(mesh, {rank: [value] for rank in mesh.ranks_key}, [constant._ref.id])
 
 
 def resolve(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:

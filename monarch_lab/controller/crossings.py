@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import constants, dispatch, locations
 from monarch_lab.controller.refs import GRAPH, Ref
-from monarch_lab.controller.state import ambient_number
+from monarch_lab.controller.state import ambient_number, recorder
 from monarch_lab.controller.streams import hand_over
 from monarch_lab.errors import UsageTypeError, UsageValueError
 from monarch_lab.tensors.meta import Meta, intern
@@ -179,7 +179,8 @@ def _moved(tensor: Any, far: Any, kind: str, groups: list[list[int]], shown: str
         )
     if hasattr(tensor, "_value"):
         if kind == "spread":
-            return constants.make(tensor._value.clone(), far)
+            noting = recorder.get()
+            return constants.make((tensor._value if noting is None else noting.value(tensor)).clone(), far)
         constants.materialise(tensor)
     meta = tensor._meta
     if meta.layout is not torch.strided or meta.wire.layout == "nested" or meta.wire.dtype.startswith("q"):

@@ -16,7 +16,7 @@ import torch
 
 from monarch_lab.controller import locations, tries
 from monarch_lab.controller.cache import Entry
-from monarch_lab.controller.lending import check_stream
+from monarch_lab.controller.lending import turn_to
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -97,7 +97,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
         for t in tensors:
             if t._ref.mesh is not mesh:
                 _wrong_mesh(func, tensors)
-    return replay(entry, tensors, numbers, ambient, mesh)
+    if entry.single is None or entry.fails:
+        return replay(entry, tensors, numbers, ambient, mesh)
+    return _single(entry, entry.single, tensors, numbers, ambient, mesh)
 
 
 def _flat(a: Any, kind: type, key: list[Any], tensors: list[Any]) -> bool:
@@ -159,9 +161,7 @@ def replay(
     if entry.fails and not is_waited and tries.around(2):
         return tries.wait(mesh.client, lambda: replay(entry, tensors, numbers, ambient, mesh, True))
     if entry.single is not None:
-        out = _issue(entry, tensors, numbers, ambient, mesh)[0]
-        mesh.client.flush_if_full()
-        return _single(entry, entry.single, out, tensors, mesh)
+        return _single(entry, entry.single, tensors, numbers, ambient, mesh)
     if entry.in_place >= 0:
         target = tensors[entry.in_place]
         if target._meta.is_leaf and not entry.random_single:
@@ -193,7 +193,7 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         operation.append(t._ref.id)
     with client.lock:
         if mesh.ranks_key is not client.scope:
-            _turn_to(client, mesh)
+            turn_to(client, mesh)
         if client.urgent:
             client.drain_dead()
         if ambient != client.ambient:
@@ -204,26 +204,42 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
             operation.extend(range(place, place + len(numbers)))
         outs = [next(client.refs) for _ in range(entry.news)]
         operation.extend(outs)
-        where = client.where
-        where.append(_here(3))
-        client.code.extend(operation)
+        location = _here(3)
+        client.code += operation  # as in _single
+        client.where.append(location)
     return outs
 
 
-def _turn_to(client: Any, mesh: Any) -> None:
-    """An op that is not for the mesh and stream of the last one, or the first one after a stream was activated."""
-    check_stream("an op", mesh)
-    client.use_scope(mesh)
-
-
-def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any) -> Any:
-    """The handle of the common case: one new tensor, nothing written, no metadata changed."""
+def _single(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
+    """The common case: one new tensor, nothing written, no metadata changed. _issue is written out in it."""
+    client = mesh.client
     equal = mesh.all_equal
+    operation = [entry.number]
     for t in tensors:
-        store = t._store
-        equal &= t._ref.equal if store is None else store.equal
+        ref = t._ref
+        operation.append(ref.id)
+        equal &= (t._store or ref).equal
+    with client.lock:
+        if mesh.ranks_key is not client.scope:
+            turn_to(client, mesh)
+        if client.urgent:
+            client.drain_dead()
+        if ambient != client.ambient:
+            start_ambient(client, ambient)
+        if numbers:
+            place = len(client.numbers)
+            client.numbers.extend(numbers)
+            operation.extend(range(place, place + len(numbers)))
+        out = next(client.refs)
+        operation.append(out)
+        where = client.where
+        location = _here(2)
+        client.code += operation  # no call is between these: a Ctrl-C comes before both or after
+        where.append(location)
+    if client.due or len(where) >= client.flush_ops:
+        client.flush_if_full()
     if entry.random_single:
-        equal = _after_random(entry, equal, mesh.client, mesh)
+        equal = _after_random(entry, equal, client, mesh)
     handle = _wrapper(handle_class, *single.wrapper)
     handle._meta = single
     handle._ref = Ref(out, mesh, equal, single.is_large)
@@ -234,44 +250,6 @@ def _single(entry: Entry, single: Meta, out: int, tensors: list[Any], mesh: Any)
     if single.wants_sig:
         sign(handle, entry.number, 0, tensors)
     return handle
-
-
-def binary_method(func: Any) -> Callable[[Any, Any], Any]:
-    """A method of two tensors, or a tensor and a float: dispatch and replay written out in one, for speed alone."""
-
-    def method(self: Any, other: Any) -> Any:
-        kind = type(other)
-        if kind not in handle_classes:
-            return dispatch(func, (self, other))
-        ambient = ambient_number()
-        ref, far = self._ref, other._ref
-        mesh = ref.mesh
-        client = mesh.client
-        entry = client.cache.entries.get((func, ambient, self._meta, other._meta))
-        if entry is None or not entry.plain or far.mesh is not mesh:
-            return dispatch(func, (self, other))
-        with client.lock:
-            if mesh.ranks_key is not client.scope:
-                _turn_to(client, mesh)
-            if client.dead:
-                client.drain_dead()
-            if ambient != client.ambient:
-                start_ambient(client, ambient)
-            out = next(client.refs)
-            where = client.where
-            where.append(_here(2))
-            client.code += (entry.number, ref.id, far.id, out)
-        if client.due or len(where) >= client.flush_ops:
-            client.flush_if_full()
-        meta = entry.single
-        handle = _wrapper(handle_class, *meta.wrapper)
-        handle._meta = meta
-        handle._ref = Ref(out, mesh, (self._store or ref).equal & (other._store or far).equal, meta.is_large)
-        if meta.wants_sig:
-            sign(handle, entry.number, 0, [self, other])
-        return handle
-
-    return method
 
 
 def start_ambient(client: Any, ambient: int) -> None:

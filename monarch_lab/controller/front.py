@@ -67,8 +67,10 @@ class TerminalFront:
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
-        for line in text.splitlines(keepends=True):
-            target.write(f"[{label}] {line}")
+        *lines, begun = text.split("\n")
+        target.write("".join(f"{_labelled(label, line)}\n" for line in lines))
+        if begun:
+            target.write(_labelled(label, begun))
         target.flush()
 
     def output_tail(self, rank: int, label: str, tail: OutputTail) -> None:
@@ -97,6 +99,12 @@ class TerminalFront:
             raise NotImplementedError("the program that drives the mesh has no terminal to ask in")
         question = f"[{prompt.label}] {prompt.prompt}"
         return getpass.getpass(question) if prompt.hidden else input(question)
+
+
+def _labelled(label: str, line: str) -> str:
+    """The last version of a line that is rewritten; a terminal shows it in place of the one before."""
+    _, returned, version = line.rstrip("\r").rpartition("\r")
+    return f"{returned}[{label}] {version}"
 
 
 _default: Front = TerminalFront()

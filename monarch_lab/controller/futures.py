@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch_lab.errors import ClosedError, DeviceException
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from monarch_lab.controller.waiting import Pending
 
 T = TypeVar("T")
+_LOOK_S = 0.02
 
 
 class Future(Generic[T]):
@@ -62,6 +65,11 @@ class Future(Generic[T]):
         except Exception as e:
             self._outcome = (None, e)
 
+    def pause(self, seconds: float) -> None:
+        """Wait so long or until it is done; debuggers are served meanwhile."""
+        with contextlib.suppress(TimeoutError, ClosedError, DeviceException):
+            self._client.wait(self._pending, time.monotonic() + seconds)
+
     def add_callback(self, fn: Callable[[Future[T]], Any]) -> None:
         """Call ``fn(self)`` once done: at once where it is, else on the thread that hears of it."""
         self._pending.add_callback(lambda: fn(self))
@@ -81,3 +89,23 @@ class Future(Generic[T]):
         self.add_callback(told)
         yield from waiter.__await__()
         return self.result(0)
+
+
+def stream(futures: Iterable[Future[T]], timeout: float | None = None) -> Iterator[Future[T]]:
+    """The futures, each once, as they are done. Raises TimeoutError where one is not ``timeout`` seconds after the
+    first was asked for; what is done by then comes first."""
+    waiting = list(futures)
+    done: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+    for future in waiting:
+        future.add_callback(done.put)
+    last = None if timeout is None else time.monotonic() + timeout
+    while waiting:
+        try:
+            found = done.get_nowait()
+        except queue.Empty:
+            if last is not None and time.monotonic() >= last:
+                raise TimeoutError(f"{len(waiting)} futures were not done within {timeout} s") from None
+            waiting[0].pause(_LOOK_S if last is None else min(_LOOK_S, last - time.monotonic()))
+            continue
+        waiting.remove(found)
+        yield found

@@ -126,6 +126,12 @@ def check_stream(func: Any, mesh: Any) -> None:
         raise wrong_stream(func, mesh.stream, wanted)
 
 
+def turn_to(client: Any, mesh: Any) -> None:
+    """An op that is not for the mesh and stream of the last one, or the first one after a stream was activated."""
+    check_stream("an op", mesh)
+    client.use_scope(mesh)
+
+
 def refuse_write(tensors: list[Any]) -> None:
     """Before a call that writes to these: MUTATING_BORROW where one is lent to be read."""
     for tensor in tensors:

@@ -70,7 +70,8 @@ class Listener(Outgoing):
                 self._failures.add(rank, message, getattr(where, "inside", {}).get(message.inside, where))
             case wire.Output():
                 front = self.front or get_default_front()
-                front.output(message.cell, rank, self.label(rank), message.stream, message.text)
+                text = self.progress.lines.put_into(message.text)
+                front.output(message.cell, rank, self.label(rank), message.stream, text)
             case wire.OutputTail():
                 (self.front or get_default_front()).output_tail(rank, self.label(rank), message)
             case wire.DeviceMemory():

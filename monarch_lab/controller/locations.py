@@ -13,6 +13,7 @@ import torch
 from monarch_lab.errors import RemoteFrame
 
 Location = tuple[CodeType, int]
+_getframe = sys._getframe
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _LIBRARIES = (
@@ -20,17 +21,19 @@ _LIBRARIES = (
     os.path.dirname(os.path.abspath(torch.__file__)) + os.sep,
     sysconfig.get_paths()["stdlib"] + os.sep + "contextlib.py",
 )
-_is_library: dict[CodeType, bool] = {}
+# By id: the hash of a code object takes longer than the rest of ``here``. Kept, so that its id stays its own.
+library: dict[int, bool] = {}
+_kept: list[CodeType] = []
 
 
 def here(depth: int) -> Location:
     """The innermost frame that is neither torch's nor ours, ``depth`` frames up at the least."""
-    frame = sys._getframe(depth)
+    frame = _getframe(depth)
     while True:
         code = frame.f_code
-        library = _is_library.get(code)
-        if not library:
-            if library is None:
+        found = library.get(id(code))
+        if not found:
+            if found is None:
                 is_library(code)
                 continue
             return code, frame.f_lasti
@@ -42,8 +45,11 @@ def here(depth: int) -> Location:
 
 def is_library(code: CodeType) -> bool:
     """Whether it is torch's code, ours, or made by either."""
-    library = _is_library[code] = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
-    return library
+    found = library.get(id(code))
+    if found is None:
+        _kept.append(code)
+        found = library[id(code)] = code.co_filename.startswith(_LIBRARIES) or code.co_filename == "<string>"
+    return found
 
 
 def frame_of(location: Location | None) -> RemoteFrame | None:

@@ -292,7 +292,7 @@ class DeviceMesh:
         ref = Ref(next(self.client.refs), mesh, self.all_equal & ~(bits | bits << GRAPH))
         with no_mesh.activate():
             values = {rank: [torch.tensor(number)] for rank, number in numbers.items()}
-            placing.place(mesh, values, [ref.id], same=False)
+            placing.place(mesh, values, [ref.id])
         told = describe(values[self.ranks_key[0]][0])
         return make_handle(intern(replace(told, device=self.torch_device or told.device)), ref)
 

@@ -76,6 +76,9 @@ def not_one_value(what: str, mesh: Any, dims: list[str]) -> UsageError:
 
 def differ_by_rank(func: Any, texts: dict[int, str]) -> UsageError:
     listed = "; ".join(f"rank {r}: {t}" for r, t in sorted(texts.items()))
+    if len(set(texts.values())) == 1:
+        same = next(iter(texts.values()))
+        listed = f"{same} everywhere, but other strides, or other tensors that share memory or were written"
     return UsageValueError(
         f"{shown(func)} gave different results on the ranks ({listed}), and a mesh tensor has one shape and dtype "
         "everywhere: pad or reduce it inside a function called with ml.remote, or look at them with ml.fetch_all"

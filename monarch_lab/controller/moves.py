@@ -158,11 +158,12 @@ def _request(mesh: Any, tensors: list[Any], ranks: Sequence[int]) -> Pending:
             materialise(t)
     refs = [t._ref.id for t in tensors]
     is_large = any(t._meta.numel * t._meta.dtype.itemsize >= LARGE_BYTES for t in tensors)
-    if len(ranks) > 1 or mesh.stream_number or not is_large:  # the worker's segments are its main thread's
+    pids = {r: client.supervisor.processes[r].pid for r in ranks if is_large and not mesh.stream_number}
+    if not pids or not all(map(client.segments.can_read, pids.values())):  # a worker's segments are its main thread's
         return client.request(lambda ident: wire.Fetch(ident, refs), ranks, stream=mesh.stream_number)
-    pid = client.supervisor.processes[ranks[0]].pid
-    shared, (free, drop) = client.segments.can_read(pid), client.segments.unmapped(pid)
-    return client.request(lambda ident: wire.Fetch(ident, refs, shared, free, drop), ranks)
+    unmapped = {rank: client.segments.unmapped(pid) for rank, pid in pids.items()}
+    free, drop = ({rank: fds for rank, both in unmapped.items() if (fds := both[k])} for k in (0, 1))
+    return client.request(lambda ident: wire.Fetch(ident, refs, True, free, drop), ranks)
 
 
 def _shared_mesh(tensors: list[Any]) -> Any:

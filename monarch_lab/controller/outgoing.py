@@ -158,6 +158,7 @@ class Outgoing:
         if ambient not in self._known_ambients:
             self.define(wire.AmbientDef(ambient, values))
             self._known_ambients.add(ambient)
+            self.progress.lines.is_kept |= bool(values["anomaly"])
 
     def _keep_state_apart(self, values: dict[str, Any], stream: int) -> None:
         """Streams are threads of one process: a state that torch keeps for all of it is for the default stream, and
@@ -233,6 +234,8 @@ class Outgoing:
                 self._told_streams.add((rank, stream))
                 define, payloads = self.defined.order()
                 self.supervisor.send((rank,), encode(wire.OnStream(stream, define)), payloads)
+                recordings = wire.Define(list(self.recordings.values()))
+                self.supervisor.send((rank,), encode(wire.OnStream(stream, recordings)))
         return encode(wire.OnStream(stream, order))
 
     def flush(self) -> None:
@@ -289,12 +292,13 @@ class Outgoing:
         a rank that does not have the ref ignores it."""
         self.urgent = False
         dead = self.dead
-        whole = self._everywhere(self.scope)
-        while dead:
-            ref = dead.popleft()
-            self.code += (Op.DELETE, ref)
-            if not whole:
-                self._elsewhere += (Op.DELETE, ref)
+        # At once, for a small loop drops one value for each op. What other threads add meanwhile waits for the next.
+        refs = [dead.popleft() for _ in range(len(dead))]
+        deletes = [int(Op.DELETE)] * (2 * len(refs))
+        deletes[1::2] = refs
+        self.code += deletes
+        if not self._everywhere(self.scope):
+            self._elsewhere += deletes
 
     def _delete_elsewhere(self) -> None:
         """What died on streams that are not in use now."""

@@ -18,24 +18,24 @@ from monarch_lab.tensors.meta import describe, intern
 from monarch_lab.wire import engine as wire
 
 
-def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int], *, same: bool) -> None:
-    """Keep tensors on the ranks under ``refs``; ``same``: every rank gets the same ones, sent once."""
+def place(mesh: Any, values: dict[int, list[torch.Tensor]], refs: list[int]) -> None:
+    """Keep each rank's tensors there under ``refs``. Ranks with the same tensors are sent them once."""
     client = mesh.client
     mesh.check_alive()
-    if not same:
-        with client.lock:
-            order = wire.Place(refs, mesh.torch_device, batch=client.number_order(here(3)))
-            for rank, tensors in values.items():
-                client.order(order, [rank], payload.dumps(tensors)[0], mesh.stream_number)
-        return
+    groups: dict[tuple[int, ...], tuple[list[torch.Tensor], list[int]]] = {}
+    for rank, tensors in values.items():
+        groups.setdefault(tuple(map(id, tensors)), (tensors, []))[1].append(rank)
     # A recording sends its literals again: they travel as messages, which it keeps.
     is_shared = recorder.get() is None and client.segments.can_read(os.getpid())
-    frames, _ = payload.dumps(next(iter(values.values())), copy=not is_shared)
-    frames, segments, loans = client.lender.put(frames, mesh.ranks_key) if is_shared else (frames, [], [])
+    packed = []
+    for tensors, ranks in groups.values():
+        frames, _ = payload.dumps(tensors, copy=not is_shared)
+        packed.append((ranks, client.lender.put(frames, ranks) if is_shared else (frames, [], [])))
     with client.lock:
         number = client.number_order(here(3))
-        order = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans, number)
-        client.order(order, mesh.ranks_key, frames, mesh.stream_number)
+        for ranks, (frames, segments, loans) in packed:
+            order = wire.Place(refs, mesh.torch_device, segments, os.getpid(), loans, number)
+            client.order(order, ranks, frames, mesh.stream_number)
     client.lender.trim(client.after_all)
 
 
@@ -51,7 +51,7 @@ def replicate(mesh: Any, tensor: torch.Tensor) -> Any:
         raise UsageTypeError("replicate was given a mesh tensor: it is on a mesh already")
     plain = _plain_copy(tensor)
     ref = Ref(next(mesh.client.refs), mesh, mesh.all_equal)
-    place(mesh, {rank: [plain] for rank in mesh.ranks_key}, [ref.id], same=True)
+    place(mesh, {rank: [plain] for rank in mesh.ranks_key}, [ref.id])
     return _handle(tensor, plain, ref)
 
 
@@ -69,13 +69,13 @@ def shard(mesh: Any, tensor: torch.Tensor, dim_name: str, dim: int) -> Any:
         )
     axis = mesh.names.index(dim_name)
     bit = 1 << axis
-    parts = [p.clone(memory_format=torch.contiguous_format) for p in _plain_copy(tensor).detach().chunk(n, dim)]
+    parts = [p.contiguous() for p in _plain_copy(tensor).detach().chunk(n, dim)]
     if tensor.requires_grad:
         parts = [p.requires_grad_(True) for p in parts]
     values = {rank: [parts[mesh.slice_.coordinates(rank)[axis] if mesh.sizes else 0]] for rank in mesh.ranks_key}
     equal = mesh.all_equal & ~(bit | bit << 16) if n > 1 else mesh.all_equal
     ref = Ref(next(mesh.client.refs), mesh, equal)
-    place(mesh, values, [ref.id], same=False)
+    place(mesh, values, [ref.id])
     return _handle(tensor, parts[0], ref)
 
 

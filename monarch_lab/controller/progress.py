@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from monarch_lab.controller import failures
+from monarch_lab.controller.anomaly import Lines
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.controller.watch import RankFacts
@@ -33,14 +34,17 @@ class Progress:
         self.device_bytes: dict[int, int] = {}  # what torch holds on a rank's GPU, as it said last
         self._batches: dict[int, Sent] = {}
         self._calls: dict[int, Sent] = {}
+        self.lines = Lines()
 
     # --- what was sent
 
     def note_batch(self, number: int, where: list[Location]) -> None:
         self._batches[number] = Sent(number, where, time.monotonic())
+        self.lines.note(number, where)
 
     def note_call(self, ident: int, where: Location, call: Pending) -> None:
         self._calls[ident] = Sent(call.after, [where], time.monotonic(), call)
+        self.lines.note(ident, [where], is_call=True)
 
     def where(self, batch: int, position: int) -> Location | None:
         """The line of a batch's op."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch.utils._pytree import TreeSpec, tree_flatten
 
-from monarch_lab.controller import dispatch, lending
+from monarch_lab.controller import dispatch, lending, record_steps
+from monarch_lab.controller.record_steps import Step
 from monarch_lab.controller.recorder import Before, Recorder, handles_of
 from monarch_lab.controller.recording import Expected, Made, Recording, Segment, Source
 from monarch_lab.controller.tape import Traced
@@ -95,6 +96,8 @@ class _Builder:
             if op.number >= FIRST_ENTRY:
                 written = [op.inputs[k] for k in self.client.cache.kinds[op.number][3]]
                 yield from (self.inputs[ref] for ref in written if ref in self.inputs)
+            elif op.number == Op.RETURN and op.inputs[1] in self.inputs:
+                yield self.inputs[op.inputs[1]]
 
     def _source(self, ref: int) -> Source | None:
         recorder = self.recorder
@@ -267,18 +270,32 @@ class _Builder:
     # --- segments
 
     def _segments(self) -> None:
-        segments = self.recording.segments
+        steps, segments = self.recording.steps, self.recording.segments
         for op in self.recorder.ops:
-            if not segments or segments[-1].mesh is not op.mesh:
+            if op.number in record_steps.WIDTHS:
+                steps.append(Step(op.mesh, [op]))
+                continue
+            if not steps or type(steps[-1]) is Step or steps[-1].mesh is not op.mesh:
                 segments.append(Segment(self.client, op.mesh))
-            segments[-1].ops.append(op)
-        home = {ref: k for k, s in enumerate(segments) for op in s.ops for ref in op.outputs}
-        for k, segment in enumerate(segments):
-            for op in segment.ops:
-                for ref in op.inputs:
-                    if home.get(ref, k) != k and ref not in self.kept:
+                steps.append(segments[-1])
+            steps[-1].ops.append(op)
+        home = {ref: k for k, s in enumerate(steps) for op in s.ops for ref in op.outputs}
+        for k, step in enumerate(steps):
+            for op in step.ops:
+                is_step = type(step) is Step
+                if is_step and any(ref in self.literals for ref in op.inputs):
+                    raise UsageTypeError(
+                        f"{self.recorder.function} lends or moves a literal as it is, and each call would have "
+                        "another: make it before the call, or use literal.clone()"
+                    )
+                for ref in (*op.inputs, *(op.outputs if is_step else ())):
+                    if ref in home and (is_step or home[ref] != k) and ref not in self.kept:
                         self._keep(ref)
-        for k, segment in enumerate(segments):
+        for k, segment in enumerate(steps):
+            if type(segment) is Step:
+                segment.inputs = [self._value(ref) for ref in segment.ops[0].inputs]
+                segment.outputs = [self._value(ref) for ref in segment.ops[0].outputs]
+                continue
             used = dict.fromkeys(ref for op in segment.ops for ref in op.inputs if ref and home.get(ref, -1) != k)
             segment.refs = list(used)
             segment.inputs = [self._value(ref) for ref in used]
@@ -287,7 +304,9 @@ class _Builder:
             segment.outputs = [self.kept[ref] for ref in made]
             segment.lines = {n: op.where for n, op in enumerate(segment.ops)}
             segment.last_ambient = segment.ops[-1].ambient
+            segment.ambients = {op.ambient for op in segment.ops}
             segment.numbers = self._numbers(segment)
+        self.recording.passing = list(self._passing())
         shared = [ref for ref in self.literals if sum(ref in s.refs for s in segments) > 1]
         if shared:
             raise UsageTypeError(
@@ -295,6 +314,16 @@ class _Builder:
             )
         self.recording.placed = [(self.recorder.placed[ref], self._home_of(ref)) for ref in self.literals]
         self.recording.copied = {self.literals[ref] for ref in self.literals}
+
+    def _passing(self) -> Iterator[tuple[int, int]]:
+        """(value, stream) of what is made for later steps alone: deleted where it was used last."""
+        owned = {m.value for m in self.recording.made}
+        last: dict[int, int] = {}
+        for step in self.recording.steps:
+            for value in (*step.inputs, *step.outputs):
+                last[value] = step.mesh.stream_number
+        first = len(self.inputs) + len(self.literals)
+        yield from ((v, stream) for v, stream in last.items() if v >= first and v not in owned)
 
     def _home_of(self, ref: int) -> Any:
         return next(op.mesh for op in self.recorder.ops if ref in op.inputs)
@@ -330,7 +359,7 @@ class _Builder:
         for op in self.recorder.ops:
             numbers = tuple(("tape", n.name) if type(n) is Traced else ("number", repr(n)) for n in op.numbers)
             inputs = tuple(names[ref] for ref in op.inputs)
-            kind = self.client.cache.kinds.get(-op.plan if op.plan else op.number)
+            kind = op.plan if op.number == Op.MOVE else self.client.cache.kinds.get(-op.plan if op.plan else op.number)
             yield (
                 op.number < FIRST_ENTRY and int(op.number),
                 kind,

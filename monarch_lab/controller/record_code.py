@@ -22,7 +22,7 @@ def publish(recording: Recording) -> None:
     for placed, mesh in recording.placed:
         ref = Ref(next(client.refs), mesh, 0)
         for device, ranks, frames in placed.orders:
-            client.order(wire.Place([ref.id], device), ranks, frames)
+            client.order(wire.Place([ref.id], device), ranks, frames, mesh.stream_number)
         recording.literals.append(ref)
     for segment in recording.segments:
         segment.number = next(client.refs)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from monarch_lab.controller import dispatch, lending, locations, scanning, state
+from monarch_lab.controller import dispatch, lending, locations, record_steps, scanning, state
 from monarch_lab.controller.client import clients
 from monarch_lab.controller.tape import Tape, Traced, value_of
-from monarch_lab.errors import UsageError, UsageNotImplementedError, UsageTypeError
+from monarch_lab.errors import UsageError, UsageNotImplementedError, UsageRuntimeError, UsageTypeError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Op
 
@@ -84,6 +84,8 @@ class Recorder:
         self.slots: list[Any] = []  # those tensors, for the tape; a replay puts its own here
         self.grads: dict[int, Any] = {}  # ref of a gradient that was there -> its leaf
         self.had: set[int] = set()  # refs of those leaves
+        self.loans: list[Any] = []  # begun inside
+        self.events: dict[int, int] = {}
 
     def begin(self, tensors: list[Any]) -> None:
         """The values that are there now: what else an op reads was made inside. ``tensors``: those that are given."""
@@ -109,10 +111,6 @@ class Recorder:
     def note_batch(self, code: list[int], numbers: list[Any], where: Sequence[Any]) -> list[Any]:
         """A batch that leaves; its numbers as plain ones."""
         client, i, ambient = self.client, 0, 0
-        if client.stream:
-            if not where:  # what died there meanwhile
-                return numbers
-            raise self.refuse("an op on a stream", "a recording is of the default one", where[0])
         lines = iter(where)
         while i < len(code):
             number = code[i]
@@ -135,12 +133,18 @@ class Recorder:
             elif number in (Op.AMBIENT, Op.DELETE):
                 ambient = code[i + 1] if number == Op.AMBIENT else ambient
                 i += 2
+            elif number in record_steps.WIDTHS:
+                at = next(lines) if number == Op.MOVE else locations.here(2)
+                if number == Op.MOVE and code[i + 4]:
+                    raise self.refuse("to_mesh of a value that requires grad", "move it before or after the call", at)
+                used, operands, outs = record_steps.noted(code, i, self.events)
+                again = number == Op.RETURN and self.ops[-1].number == number and self.ops[-1].inputs[0] == used[0]
+                if not again:  # a replay gives it back to every view there is then
+                    plan, around = (code[i + 1], ambient) if number == Op.MOVE else (0, 0)
+                    self.ops.append(Noted(number, plan, used, operands, outs, around, client.scope_mesh, at))
+                i += record_steps.WIDTHS[Op(number)]
             else:
-                raise self.refuse(
-                    "a value that goes to another mesh, another stream or another recording",
-                    "a recording is of one mesh's default stream; leave that outside of the function",
-                    next(lines, None),
-                )
+                raise self.refuse("a backward() that crosses meshes", "leave it outside of the function", next(lines))
         return [value_of(n) for n in numbers]
 
     def _note_backward(self, code: list[int], i: int, ambient: int, where: Any) -> None:
@@ -172,6 +176,15 @@ class Recorder:
                 raise self.refuse("a seed", "set it before the call, or draw in a function called with ml.remote")
             case wire.Retain():
                 raise self.refuse("retain_grad()", "return what you want to keep from torch.autograd.grad")
+
+    def check_loans(self) -> None:
+        """Raises where one that began inside has not ended."""
+        for loan in self.loans:
+            if not loan.has_ended:
+                raise UsageRuntimeError(
+                    f"{self.function} is recorded and borrowed a tensor ({loan.place}) without ending the loan: call "
+                    "its drop() inside the function"
+                )
 
     def refuse(self, what: str, instead: str, where: Any = None) -> UsageError:
         """The error for what cannot be done again by a replay. Its traceback ends at the user's line."""

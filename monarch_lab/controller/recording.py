@@ -4,7 +4,8 @@
                a literal (each run gets a copy), another tensor itself
     expected   what was known of the inputs, which of them share memory, which leaves had gradients: a recording is
                used only where all that is so again, for what the ops did hangs on it
-    segments   one stretch of ops for each mesh they ran on, defined on the workers; a replay sends one op for each
+    segments   one stretch of ops for each mesh and stream they ran on, defined on the workers; a replay sends one op
+               for each, and what is between them (record_steps.py)
     effects    what the run left on handles: results, gradients, what is known equal, metadata
 
 Runs on: the thread that calls, under the client's lock.
@@ -19,9 +20,10 @@ from typing import Any
 
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from monarch_lab.controller import dispatch, locations
+from monarch_lab.controller import dispatch, locations, record_steps
 from monarch_lab.controller.recorder import Noted, line_of
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.state import ambient_values
 from monarch_lab.errors import UsageRuntimeError
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire.engine import Op
@@ -69,6 +71,7 @@ class Segment:
         self.varying: list[int] = []  # numbers of the tape
         self.lines: dict[int, locations.Location] = {}
         self.last_ambient = -1
+        self.ambients: set[int] = set()
         # Until it is defined: its ops with the refs of their run, those of its inputs and outputs, the ops' numbers.
         self.ops: list[Noted] = []
         self.refs: list[int] = []
@@ -105,6 +108,8 @@ class Recording:
     literals: list[Ref] = field(default_factory=list)
     leaves: list[tuple[Source, bool]] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)  # the segments, and what is between them (record_steps.py)
+    passing: list[tuple[int, int]] = field(default_factory=list)
     made: list[Made] = field(default_factory=list)
     values: int = 0
     grads: list[tuple[int, str, int]] = field(default_factory=list)  # leaf, "none" or "made" or "input", index
@@ -195,16 +200,18 @@ class Recording:
                 store.equal = store.equal
             for _ in range(self.values - len(refs)):
                 refs.append(next(client.refs))
-            for segment in self.segments:
-                self._send(segment, refs, numbers, where)
+            events: dict[int, int] = {}
+            for step in self.steps:
+                if type(step) is Segment:
+                    self._send(step, refs, numbers, where)
+                else:
+                    record_steps.send(client, step, refs, inputs, events, where)
             made = self._handles(inputs, refs)
             self._affect(tensors, inputs, made)
             for constant, value in written:
                 constant._value = value
-            owned = {m.value for m in self.made}
-            for v in range(len(inputs) + len(self.literals), self.values):
-                if v not in owned:
-                    self.segments[0].mesh.let_go(refs[v])
+            for v, stream in self.passing:
+                client.dead_of(stream).append(refs[v])
             if self.ties:
                 client.ties.put_back(self.ties)
             if client.batch != self.batch:
@@ -219,6 +226,9 @@ class Recording:
     def _send(self, segment: Segment, refs: list[int], numbers: list[Any], where: locations.Location) -> None:
         client = self.client
         client.use_scope(segment.mesh)
+        if client.has_streams:  # what torch keeps for the process may be for no stream or for one alone
+            for ambient in segment.ambients:
+                client.define_ambient(ambient, ambient_values(ambient), client.stream)
         if client.urgent:
             client.drain_dead()
         if not client.code:

@@ -28,7 +28,7 @@ _grad, _inference, _autocast = (
 )
 _default_dtype = torch.get_default_dtype
 _deterministic = torch._C._get_deterministic_algorithms
-_anomaly = torch.is_anomaly_enabled
+_anomaly, _looks_for_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
 _numbers: dict[tuple[Any, ...], int] = {}
 _values: dict[int, dict[str, Any]] = {}
 _fast: dict[tuple[Any, ...], int] = {}
@@ -49,7 +49,8 @@ def ambient_number() -> int:
     autocast = _autocast()
     switched = switches.number or switches.current()
     around = saved.was_used and saved.kind()
-    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), _anomaly(), switched, around)
+    wary = _anomaly() and 1 + _looks_for_nan()
+    key = (_grad(), _inference(), autocast, _default_dtype(), _deterministic(), wary, switched, around)
     number = _fast.get(key)
     if number is not None and not autocast:
         return number

@@ -22,7 +22,7 @@ from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.lending import BORROWED, LentRef, handles_of, line_here
 from monarch_lab.controller.refs import Ref
-from monarch_lab.controller.state import active_mesh, active_stream
+from monarch_lab.controller.state import active_mesh, active_stream, recorder
 from monarch_lab.errors import DeviceException, UsageRuntimeError, UsageTypeError, UsageValueError
 from monarch_lab.tensors.meta import intern
 from monarch_lab.wire.engine import Op
@@ -38,6 +38,11 @@ def _look_again() -> None:
     for client in list(clients):
         if client.has_streams and client.state == "live":
             client.forget_scope()
+
+
+def next_event() -> int:
+    """The number of an event at which two streams meet."""
+    return next(_events)
 
 
 class StreamActivation:
@@ -134,6 +139,8 @@ class Stream:
                 f"Cannot borrow this tensor mutably: it is lent to be read ({places}); end that loan first, with drop()"
             )
         loan = Borrow(self, tensor, mutable, line_here())
+        if (noting := recorder.get()) is not None:
+            noting.loans.append(loan)
         return loan.take(), loan
 
 
@@ -191,6 +198,8 @@ class Borrow:
         """End the loan; a second time does nothing."""
         if self.has_ended:
             return
+        if (noting := recorder.get()) is not None and self not in noting.loans:
+            raise noting.refuse("the end of a loan that began before", "call its drop() after the function")
         self.has_ended = True
         client, home, away = self._home.client, self._home, self._home.on(self.stream.key)
         lent = self._lent

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, scanning
+from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, operators, scanning
 from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
@@ -333,9 +333,9 @@ def _add_methods() -> None:
             setattr(MeshTensor, name, _attribute(name, member))
         elif callable(member):
             setattr(MeshTensor, name, _method(member, name))
-    for name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
+    for name in operators.NAMES:
         name = f"__{name}__"
-        method = dispatch.binary_method(getattr(torch.Tensor, name))
+        method = operators.binary_method(getattr(torch.Tensor, name))
         method.__name__, method.__qualname__ = name, f"MeshTensor.{name}"
         setattr(MeshTensor, name, method)
         setattr(ConstantTensor, name, _method(getattr(torch.Tensor, name), name))  # its ref is unknown to the workers
@@ -357,8 +357,8 @@ def _attribute(name: str, descriptor: Any) -> property:
 _DATA_GET = torch.Tensor.data.__get__
 _add_methods()
 answers.install(MeshTensor)
-dispatch.handle_class = scanning.handle_class = MeshTensor
-dispatch.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
+dispatch.handle_class = operators.handle_class = scanning.handle_class = MeshTensor
+dispatch.handle_classes = operators.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
 scanning.constant_class = ConstantTensor
 dispatch.all_classes = frozenset((MeshTensor, Parameter, ConstantTensor))
 scanning.resolve_constants = constants.resolve

@@ -80,13 +80,7 @@ class Front:
         try:
             yield
         finally:
-            self.end_lines()
-            with self._lock:
-                if (block := self._blocks.get(number)) is not None:
-                    block.has_ended = True
-                dropped = [self._blocks.pop(old) for old in sorted(self._blocks)[:-KEPT_BLOCKS]]
-            for block in dropped:
-                block.paint(at_end=True)
+            self.settle(number)
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         block = self._block(cell)
@@ -128,6 +122,17 @@ class Front:
     def show(self, rank: int, message: Displayed | Cleared) -> None:
         """See rich.py."""
         self._displays.show(rank, message)
+
+    def settle(self, cell: int) -> None:
+        """It has ended: what it began is shown, its displays by rank."""
+        self.end_lines()
+        self._displays.settle(cell)
+        with self._lock:
+            if (block := self._blocks.get(cell)) is not None:
+                block.has_ended = True
+            dropped = [self._blocks.pop(old) for old in sorted(self._blocks)[:-KEPT_BLOCKS]]
+        for block in dropped:
+            block.paint(at_end=True)
 
     def publish(self, cell: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         """Display it in this cell, also when it has ended. Any thread."""

@@ -8,7 +8,8 @@ from html import escape
 from monarch_lab.notebook.folding import Row, label_of, plain, text_of
 
 _SGR = re.compile(r"\x1b\[([0-9;]*)m")
-_NAMES = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+# As Jupyter has them: its classes for colours hold in text output alone.
+_COLOURS = ("#3e424d", "#e75c58", "#00a250", "#ddb62b", "#208ffb", "#d160c4", "#60c6c8", "#c5c1b4")
 _PRE = "margin: 0; white-space: pre-wrap"
 _STDERR = "background: var(--jp-rendermime-error-background, #fdd)"
 
@@ -46,27 +47,28 @@ def _line(row: Row, labels: dict[int, str]) -> str:
 def _coloured(text: str) -> str:
     if "\x1b" not in text:
         return escape(plain(text))
-    shown, classes = [], ""
+    shown: list[str] = []
+    style: dict[str, str] = {}
     for n, piece in enumerate(_SGR.split(text)):
         if n % 2:
-            classes = _classes(piece, classes)
+            style = _style(piece, style)
         elif piece:
             safe = escape(plain(piece))
-            shown.append(f'<span class="{classes}">{safe}</span>' if classes else safe)
+            css = "; ".join(f"{name}: {value}" for name, value in style.items())
+            shown.append(f'<span style="{css}">{safe}</span>' if css else safe)
     return "".join(shown)
 
 
-def _classes(codes: str, before: str) -> str:
-    """Jupyter's own classes for the sixteen colours and bold; other codes change nothing."""
-    found = dict.fromkeys(before.split())
+def _style(codes: str, before: dict[str, str]) -> dict[str, str]:
+    """The sixteen colours and bold; other codes change nothing."""
+    found = dict(before)
     for code in codes.split(";") or [""]:
         if code in ("", "0"):
             found.clear()
         elif code == "1":
-            found["ansi-bold"] = None
+            found["font-weight"] = "bold"
         elif re.fullmatch("3[0-7]|9[0-7]", code):
-            found = {name: None for name in found if not name.endswith("-fg")}
-            found[f"ansi-{_NAMES[int(code[1])]}{'-intense' if code[0] == '9' else ''}-fg"] = None
+            found["color"] = _COLOURS[int(code[1])]
         elif code in ("38", "48"):  # 256 colours: the numbers after it are no codes
             break
-    return " ".join(found)
+    return found

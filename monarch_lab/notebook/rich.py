@@ -4,7 +4,7 @@
     <the figure>
 
 Each is two displays with ids: when another rank shows the same as its own n-th, only the line changes. Runs on: the
-controller's I/O thread, but for ``begin`` and ``publish``.
+controller's I/O thread, but for ``begin``, ``settle`` and ``publish``.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,11 @@ _unique = secrets.token_hex(4)  # a notebook keeps displays of earlier kernels
 class _Entry:
     bundle: str
     ranks: list[int]
-    id: str = field(default_factory=lambda: f"monarch-{_unique}-{next(_numbers)}")
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def id(self) -> str:
+        return f"monarch-{_unique}-{self.number}"
 
 
 class CellDisplays:
@@ -45,8 +50,13 @@ class CellDisplays:
         self._slots: dict[int, list[_Entry]] = {}  # n -> what ranks show as their n-th
         self._next: dict[int, int] = {}  # rank -> n
         self._waits: set[int] = set()  # ranks that clear with their next display
+        self._lock = threading.RLock()  # guards these: a cell that was interrupted ends while displays come
 
     def show(self, rank: int, bundle: str) -> None:
+        with self._lock:
+            self._show(rank, bundle)
+
+    def _show(self, rank: int, bundle: str) -> None:
         if rank in self._waits:
             self._waits.discard(rank)
             self._leave(rank, after=1)
@@ -79,11 +89,31 @@ class CellDisplays:
         self._publish(bundle, entry.id, update=True)
 
     def clear(self, rank: int, wait: bool) -> None:
-        self._next[rank] = 0
-        if wait:
-            self._waits.add(rank)
-        else:
-            self._leave(rank, after=0)
+        with self._lock:
+            self._next[rank] = 0
+            if wait:
+                self._waits.add(rank)
+            else:
+                self._leave(rank, after=0)
+
+    def settle(self) -> None:
+        """At the cell's end: what is there in the order of ranks, whichever came first. A notebook that is run again
+        reads the same."""
+        with self._lock:
+            wanted = [(entry.bundle, entry.ranks) for n in sorted(self._slots) for entry in self._of(n)]
+            places = sorted((e for entries in self._slots.values() for e in entries), key=lambda e: e.number)
+            self._slots, self._next, self._waits = {}, {}, set()
+        if not self._is_live:
+            return
+        for place, (bundle, ranks) in zip(places, wanted, strict=True):
+            if ranks != place.ranks:
+                place.ranks = ranks
+                self._label(place, update=True)
+            if bundle != place.bundle:
+                self.change(place, bundle)
+
+    def _of(self, n: int) -> list[_Entry]:
+        return sorted(self._slots[n], key=lambda entry: entry.ranks)
 
     def _leave(self, rank: int, after: int) -> None:
         for n, entries in self._slots.items():
@@ -138,6 +168,11 @@ class Displays:
         self._cells[number] = CellDisplays(self._shell)
         for old in sorted(self._cells)[:-KEPT_CELLS]:
             del self._cells[old]
+
+    def settle(self, number: int) -> None:
+        """Its cell ends."""
+        if number in self._cells:
+            self._cells[number].settle()
 
     def publish(self, number: int, data: dict[str, Any], metadata: dict[str, Any]) -> None:
         if number in self._cells:

@@ -30,7 +30,7 @@ def run(shell: Any, front_end: Front, mesh: DeviceMesh, work: Any, options: argp
     number = client.begin_cell(work.filename)
 
     def on_end(ended: Any) -> None:
-        front.end_lines()
+        front.settle(number)
         if isinstance(ended, BaseException):
             front.publish(number, {"text/plain": "\n".join(_told(ended))}, {})
             return

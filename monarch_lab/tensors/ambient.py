@@ -15,6 +15,11 @@ from monarch_lab.tensors.meta import dtype_name, dtype_named
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
+def anomaly() -> int:
+    """0: off; 1: on; 2: on, and gradients are looked at for NaN."""
+    return 1 + torch.is_anomaly_check_nan_enabled() if torch.is_anomaly_enabled() else 0
+
+
 def capture() -> dict[str, Any]:
     """The ambient state of this thread, as plain data."""
     state: dict[str, Any] = {
@@ -23,7 +28,7 @@ def capture() -> dict[str, Any]:
         "dtype": dtype_name(torch.get_default_dtype()),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "anomaly": torch.is_anomaly_enabled(),
+        "anomaly": anomaly(),
         "saved": saved.kind(),
         **switches.read(),
     }
@@ -59,8 +64,8 @@ class Applied:
         torch.set_default_dtype(dtype_named(state["dtype"]))
         if torch.are_deterministic_algorithms_enabled() != state["deterministic"] or state["deterministic"]:
             torch.use_deterministic_algorithms(state["deterministic"], warn_only=state["deterministic_warn_only"])
-        if torch.is_anomaly_enabled() != state["anomaly"]:
-            torch.autograd.set_detect_anomaly(state["anomaly"])
+        if anomaly() != state["anomaly"]:
+            torch.autograd.set_detect_anomaly(state["anomaly"] > 0, check_nan=state["anomaly"] == 2)
         if not state["saved"] and saved.held() is not None:
             saved.hold(None)
         self._switches.apply(state)

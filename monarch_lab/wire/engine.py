@@ -133,15 +133,15 @@ class Place(Message, frozen=True):
 class Fetch(Message, frozen=True):
     """Send these values, on the CPU. Answered by Fetched or FetchFailed.
 
-    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: segments that are read no more,
-    to be used again or not.
+    ``shared``: large ones may come in segments of shared memory; ``free`` and ``drop``: by rank, segments that are read
+    no more, to be used again or not.
     """
 
     ident: int
     refs: list[int]
     shared: bool = False
-    free: list[int] = []
-    drop: list[int] = []
+    free: dict[int, list[int]] = {}
+    drop: dict[int, list[int]] = {}
 
 
 class CallAndFetch(Message, frozen=True):

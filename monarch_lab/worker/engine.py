@@ -169,7 +169,7 @@ class Engine(OpStream):
             self._fetch_failed(order.ident, e)
             return
         segments: list[tuple[int, int, int]] = []
-        self._segments.free(order.free, order.drop)
+        self._segments.free(order.free.get(self.rank, ()), order.drop.get(self.rank, ()))
         if order.shared:
             frames, segments = self._segments.put(frames)
         self._report(wire.Fetched(order.ident, segments), frames)

@@ -92,6 +92,11 @@ def severed_when_it_fails() -> Iterator[None]:
         raise
 
 
+def is_our_text(text: str) -> bool:
+    """Whether a file name, or a frame as text, is of code that users did not write."""
+    return _OURS in text or _GENERATED in text
+
+
 def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
     """The exception with its frames, ours left out (they would hide the user's), and those it was raised from."""
     on_described(error)

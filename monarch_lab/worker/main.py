@@ -21,11 +21,12 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker import anomaly, callbacks, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
 from monarch_lab.worker.looking import look
+from monarch_lab.worker.op_stream import OpStream
 from monarch_lab.worker.output import CellStream, Flusher, Recorder
 from monarch_lab.worker.randomness import Randomness
 from monarch_lab.worker.spmd import Spmd
@@ -55,6 +56,7 @@ class Worker:
         randomness.install(self._randomness)
         self.engine.callbacks.serve = self._serve
         callbacks.install(self.engine.callbacks)
+        anomaly.install()
         self._resumed: dict[tuple[int, int], wire.Resume] = {}
         self._exiting = False
         groups.install(groups.Groups(spec.rank, spec.rendezvous, self.engine.known.meshes, spec.gpus))
@@ -67,7 +69,13 @@ class Worker:
 
     def report(self, message: Any, frames: Any = ()) -> None:
         if isinstance(message, _ENDS):
-            self._flush()  # what was printed arrives before the answer that ends the cell
+            # What was printed arrives before the answer that ends the cell. C code of torch's own ops can wait for the
+            # next tick: a look at the log files would be a good part of a small batch.
+            if OpStream.ran_user_code or not isinstance(message, wire.Done):
+                OpStream.ran_user_code = False
+                self._flush()
+            else:
+                self._output.flush_pieces()
             if released := self.engine.callbacks.take_released():
                 self._link.send(encode(wire.Released(released)))
             if returned := mapped.take_returned():

@@ -34,6 +34,8 @@ class OpStream:
 
     callbacks: Callbacks
 
+    ran_user_code = False  # any stream of the process, since the worker's loop asked last
+
     def __init__(self, rank: int, report: Callable[..., None], randomness: Randomness) -> None:
         self.rank = rank
         self.randomness = randomness
@@ -173,7 +175,7 @@ class OpStream:
             return self.known.recordings[code[i + 1]].width
         return self._width[Op(number)]
 
-    def _position(self, code: list[int], i: int) -> int:
+    def position(self, code: list[int], i: int) -> int:
         position = j = 0
         while j < i:
             position += code[j] >= FIRST_ENTRY or code[j] not in (Op.DELETE, Op.AMBIENT)
@@ -204,7 +206,7 @@ class OpStream:
             if isinstance(error, DeviceException):  # an input went with the process before this one
                 self._take_part(code, i)
             failure = describe_error(error)
-            position = self._position(code, i)
+            position = self.position(code, i)
             place = (position, -1) if within < 0 else (within, position)
             self._report(wire.OpFailed(batch.number, place[0], failure, outputs, place[1]))
         self.mark(outputs, failure)
@@ -305,7 +307,7 @@ class OpStream:
             return replayed.run(cells, code, i, numbers)
         except BaseException as e:
             self.interruptible = False
-            recording.finish(self, replayed, code, i, numbers, e, self._position(code, i))
+            recording.finish(self, replayed, code, i, numbers, e, self.position(code, i))
             self.interruptible = True
         return i + replayed.width
 
@@ -341,6 +343,7 @@ class OpStream:
         finally:
             user_code.ends()
             self.in_user_code = False
+            OpStream.ran_user_code = True
             self.restore_ambient()
 
     def check_gradient(self, gradient: torch.Tensor, told: wire.TensorMeta) -> None:

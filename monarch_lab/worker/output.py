@@ -13,8 +13,8 @@ import io
 import os
 import re
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from monarch_lab.wire import engine as wire
@@ -24,13 +24,16 @@ from monarch_lab.worker.output_cap import CellCap
 FDS = {"stdout": 1, "stderr": 2}
 INTERVAL_S = 0.1
 _MAX_PENDING = 65_536
+_MOST_PIECES = 16_384
 # So many lines of a cell are in exact order with what was written to the descriptors.
 _EXACT_LINES = 1_000
-_LOOK_S = 0.001
+_LOOK_LINES = 64
 # Caps of cells that may still print: a stream or a thread goes on with an earlier one.
 _KEPT_CAPS = 8
 # Versions of a line that the next one replaces within the same tick: nobody would see them.
 _REPLACED = re.compile(r"\r(?:(?!\x1b\[A)[^\r\n])*(?=\r)")
+
+Piece = tuple[int, str, str]  # cell, stream, text
 
 
 class Recorder:
@@ -49,14 +52,15 @@ class Recorder:
         self._tails = [LogTail(name, path) for name, path in (("stdout", stdout_path), ("stderr", stderr_path)) if path]
         self._stem = f"{stdout_path.removesuffix('.out')}.{os.getpid()}" if stdout_path else ""
         self._caps: dict[int, CellCap] = {}
-        self._runs: list[tuple[int, str, list[str]]] = []  # cell, stream, pieces
-        self._size = 0
-        self._sent_at = self._looked_at = 0.0
-        self._looked_in, self._looks = -1, 0
+        # Appended to without the lock: taking it would cost more than all else that a print does.
+        self._pieces: deque[Piece] = deque()
+        self._looked_in, self._lines = -1, 0
         self._is_at_begin = True
+        self._is_quiet = True  # nothing was sent since the last tick: the next line is at once
         self._shows_begun = False
+        self._is_sending = False
         self._is_forked = False
-        # Guards all of it. Again by the same thread: a destructor may print while text is taken in.
+        # Guards all but that. Again by the same thread: a destructor may print while text is taken in.
         self._lock = threading.RLock()
 
     def watch_forks(self) -> None:
@@ -66,37 +70,30 @@ class Recorder:
         # The socket, and what is pending, are the parent's.
         self._is_forked = True
         self._lock = threading.RLock()
-        self._runs, self._size = [], 0
+        self._pieces.clear()
 
     def write(self, stream: str, text: str) -> None:
         if self._is_forked:
             _write_all(FDS[stream], text)
             return
-        with self._lock:
-            cell = self._cell()
-            if self._is_at_begin and text != "\n":
-                self._look(cell)
-            self._add(cell, stream, text)
-            if text[-1] == "\n":
-                self._is_at_begin = True
-                if self._size > _MAX_PENDING or time.monotonic() - self._sent_at > INTERVAL_S:
-                    self._send()
-            else:
-                self._is_at_begin = False
-                if self._size > 2 * _MAX_PENDING:
-                    self._send()
+        cell = self._cell()
+        if self._is_at_begin and text != "\n":
+            self._look(cell)
+        self._pieces.append((cell, stream, text))
+        self._is_at_begin = text[-1] == "\n"
+        if len(self._pieces) > _MOST_PIECES or len(text) > _MAX_PENDING or (self._is_quiet and self._is_at_begin):
+            with self._lock:
+                self._send()
 
     def _look(self, cell: int) -> None:
-        """What the descriptors wrote before this line stands before it. A look costs more than a print does: of a cell
-        that prints without end, only one a millisecond."""
+        """What the descriptors wrote before this line stands before it. A look costs more than a print does: a cell
+        that prints without end has one only now and then."""
         if cell != self._looked_in:
-            self._looked_in, self._looks = cell, _EXACT_LINES
-        if self._looks > 0:
-            self._looks -= 1
-        elif time.monotonic() - self._looked_at < _LOOK_S:
-            return
-        self._take_logs()
-        self._looked_at = time.monotonic()
+            self._looked_in, self._lines = cell, 0
+        self._lines += 1
+        if self._lines < _EXACT_LINES or self._lines % _LOOK_LINES == 0:
+            with self._lock:
+                self._take_logs()
 
     def show_begun(self) -> None:
         """The writer flushed: the next tick sends the unfinished line too."""
@@ -107,6 +104,7 @@ class Recorder:
             self._take_logs()
             shows_begun, self._shows_begun = self._shows_begun, False
             self._send(begun=shows_begun)
+            self._is_quiet = True
 
     def flush(self) -> None:
         with self._lock:
@@ -115,43 +113,62 @@ class Recorder:
             self._take_logs(all_of_it=True)
             self._send(begun=True)
 
+    def flush_pieces(self) -> None:
+        """As ``flush``, without a look at what the descriptors wrote."""
+        if self._pieces:
+            with self._lock:
+                self._send(begun=True)
+
     def _take_logs(self, all_of_it: bool = False) -> None:
         for tail in self._tails:
             while text := tail.read():
-                self._add(self._cell(), tail.stream, text)
-                if self._size > _MAX_PENDING:
-                    self._send()
-                if not all_of_it:
+                self._pieces.append((self._cell(), tail.stream, text))
+                if not all_of_it or self._is_sending:
                     break
-
-    def _add(self, cell: int, stream: str, text: str) -> None:
-        runs = self._runs
-        if runs and runs[-1][0] == cell and runs[-1][1] == stream:
-            runs[-1][2].append(text)
-        else:
-            runs.append((cell, stream, [text]))
-        self._size += len(text)
+                self._send()
 
     def _send(self, begun: bool = False) -> None:
-        runs, self._runs, self._size = self._runs, [], 0
+        if self._is_sending:  # a destructor prints meanwhile: with the next tick
+            return
+        self._is_sending, self._is_quiet = True, False
+        try:
+            self._send_pieces(begun)
+        finally:
+            self._is_sending = False
+
+    def _send_pieces(self, begun: bool) -> None:
         unfinished: dict[tuple[int, str], str] = {}
-        for cell, stream, pieces in runs:
-            text = unfinished.pop((cell, stream), "") + "".join(pieces)
+        for cell, stream, text in self._take_runs():
+            text = unfinished.pop((cell, stream), "") + text
             whole, newline, rest = text.rpartition("\n")
             if newline:
                 self._report(cell, stream, whole + "\n")
             if rest:
                 unfinished[cell, stream] = rest
+        kept = []
         for (cell, stream), rest in unfinished.items():
             if begun or len(rest) > _MAX_PENDING:
                 self._report(cell, stream, rest)
             else:
-                self._add(cell, stream, rest)
-        if runs:
-            self._sent_at = time.monotonic()
+                kept.append((cell, stream, rest))
+        self._pieces.extendleft(reversed(kept))  # before what is printed meanwhile
         for cap in self._caps.values():
             if (tail := cap.news()) is not None:
                 self._send_message(tail)
+
+    def _take_runs(self) -> Iterator[Piece]:
+        """What is pending, joined where it is of one cell and stream."""
+        run: list[str] = []
+        of = (0, "")
+        for _ in range(len(self._pieces)):
+            cell, stream, text = self._pieces.popleft()
+            if (cell, stream) != of:
+                if run:
+                    yield *of, "".join(run)
+                of, run = (cell, stream), []
+            run.append(text)
+        if run:
+            yield *of, "".join(run)
 
     def _report(self, cell: int, stream: str, text: str) -> None:
         text = _sendable(_REPLACED.sub("", text) if "\r" in text else text)

@@ -1,7 +1,8 @@
-"""P7: 256 MB (and 1 GB) from a worker to the kernel; 256 MB to 4 workers; the look at a value that is there.
+"""P7: 256 MB (and 1 GB) from a worker to the kernel; 256 MB to 4 workers, whole and in parts; the look at a value.
 
 Reference: a copy of as much into memory that was written before, in turn with ours. A fetch ends when the tensor is
-there; with ``read`` its pages have also been read once. A replicate ends when each worker has answered for its value.
+there; with ``read`` its pages have also been read once. A replicate or shard ends when each worker has answered for
+its value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def measure(quick: bool) -> Iterator[Line]:
     with mesh_of(WORKERS) as mesh:
         for megabytes in (256,) if quick else (256, 1024):
             yield from _fetch(mesh, megabytes, turns)
-        yield _replicate(mesh, 256, turns)
+        yield _put(mesh, 256, turns, "replicated to", mesh.replicate)
+        yield _put(mesh, 256, turns, "sharded over", lambda t: mesh.shard(t, "gpu"))
 
 
 def _copies(megabytes: int) -> Any:
@@ -70,23 +72,23 @@ def _fetch(mesh: Any, megabytes: int, turns: int) -> Iterator[Line]:
     gc.collect()
 
 
-def _replicate(mesh: Any, megabytes: int, turns: int) -> Line:
+def _put(mesh: Any, megabytes: int, turns: int, how: str, put: Any) -> Line:
     source = torch.ones(megabytes * MEGABYTES)
 
-    def replicate() -> float:
+    def timed() -> float:
         began = time.perf_counter()
-        value = mesh.replicate(source)
+        value = put(source)
         ml.fetch_all(value[:1])
         took = (time.perf_counter() - began) * 1e3
         del value
         mesh.sync()
         return took
 
-    replicate()
-    mine, copy = (median(times) for times in interleaved(turns, replicate, _copies(megabytes)))
+    timed()
+    mine, copy = (median(times) for times in interleaved(turns, timed, _copies(megabytes)))
     return Line(
         "P7",
-        f"{megabytes} MB replicated to {WORKERS} workers",
+        f"{megabytes} MB {how} {WORKERS} workers",
         mine,
         "ms",
         goal=1.5,

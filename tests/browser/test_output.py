@@ -30,6 +30,6 @@ def test_output_is_folded_and_a_bar_moves_in_place(notebook: Notebook) -> None:
     expect(text).to_contain_text("[0.0-0.1] a green word", timeout=60_000)
     expect(text.locator("summary")).to_have_count(1)
     expect(text).to_contain_text("[0.0-0.1] loading\n[0.0] shard 0\n[0.1] shard 1")
-    expect(text.locator(".ansi-green-fg")).to_have_text("green")
+    expect(text.get_by_text("green", exact=True)).to_have_css("color", "rgb(0, 162, 80)")
     text.locator("summary").click()
     expect(text).to_contain_text(re.compile(r"\[0\.0\] train: 100%.*20/20\s+\[0\.1\] train:  75%", re.S))

@@ -249,6 +249,9 @@ def test_a_large_fetch_that_nobody_waits_for_is_let_go(cell: Any) -> None:
         ml.fetch_shard(x, host=0, gpu=0)
     cell.sync()
     assert ml.inspect(x, host=0, gpu=0).sum() == 400_000
+    apart = x + cell.rank("gpu")
+    for _ in range(6):
+        assert ml.fetch_all(apart)[0, :, -1].tolist() == [1, 2]
     count = ml.call_on_shard_and_fetch(_open_memory, shard=dict(host=0, gpu=0)).result()
     for _ in range(12):
         ml.inspect(x, host=0, gpu=0)

@@ -371,13 +371,44 @@ def test_a_jacobian_and_a_hessian_come_out_as_in_plain_torch(mesh: Any) -> None:
     run_on_both(mesh, run)
 
 
-def test_anomaly_mode_names_the_failing_backward(cell: Any) -> None:
+def test_anomaly_mode_names_the_failing_backward(cell: Any, capfd: Any) -> None:
+    """The line of the forward pass, of a call that was learned, one that was known, one in a recording."""
+
+    def root(x: Any) -> Any:
+        return x.sqrt()
+
+    @ml.compile
+    def step(x: Any) -> Any:
+        w.grad = None
+        (x * w).sqrt().sum().backward()
+        return w.grad * 1
+
     w = leaf(-1.0)
     with torch.autograd.detect_anomaly(check_nan=True):
-        loss = w.sqrt().sum()
+        for told in ("learned", "known"):
+            loss = w.sqrt().sum()  # told
+            with pytest.raises(RuntimeError, match="nan"):
+                loss.backward()
+                cell.sync()
+            seen = capfd.readouterr().err
+            assert "Error detected in SqrtBackward0" in seen and "\x1e" not in seen, told
+            assert "loss = w.sqrt().sum()  # told" in seen and "test_gradients.py" in seen
+            assert "monarch_lab/worker" not in seen.partition("(Triggered")[0].partition("Traceback of forward")[2]
         with pytest.raises(RuntimeError, match="nan"):
-            loss.backward()
+            ml.remote(root)(w).sum().backward()
             cell.sync()
+        seen = capfd.readouterr().err
+        assert "ml.remote(root)(w).sum().backward()" in seen and "in root" in seen
+        for k in (1.0, 2.0, 3.0):
+            step(torch.full((1,), -k))
+        with pytest.raises(RuntimeError, match="nan"):
+            step(torch.ones(1))
+            cell.sync()
+        assert "(x * w).sqrt().sum().backward()" in capfd.readouterr().err
+    with torch.autograd.detect_anomaly(check_nan=False):
+        w.sqrt().sum().backward()
+        cell.sync()
+    w.grad = None
 
 
 def test_grad_fn_stands_for_the_node_on_the_workers(cell: Any) -> None:

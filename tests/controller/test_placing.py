@@ -195,6 +195,20 @@ def test_a_large_value_is_put_whole_on_every_process_and_is_each_ones_own(cell: 
         )
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_the_large_parts_of_a_value_are_each_ones_own(cell: Any, dim: int) -> None:
+    with ml.no_mesh.activate():
+        local = torch.arange(1_200_000.0).view(1000, 1200).requires_grad_()
+        expected = local.detach().clone().chunk(2, dim)
+    far = cell.shard(local, "gpu", dim)
+    assert_metadata_is_true(far)
+    with torch.no_grad():
+        local.zero_()
+        far.add_(cell.rank("gpu"))
+    for rank in range(2):
+        assert ml.inspect(far, host=0, gpu=rank).equal(expected[rank] + rank)
+
+
 def test_the_memory_of_large_values_is_used_again_when_no_process_reads_it(cell: Any) -> None:
     with ml.no_mesh.activate():
         local = torch.arange(700_000.0)

@@ -175,25 +175,6 @@ def test_what_is_lent_or_dropped_is_so_for_a_replay_too(cell: Any) -> None:
         add()
 
 
-def test_moves_and_streams_are_no_part_of_a_recording(cell: Any) -> None:
-    half, side = cell.slice(gpu=0), ml.Stream("side")
-
-    @ml.compile
-    def moved(x: Any) -> Any:
-        return x.slice_mesh(gpu=0).to_mesh(half)
-
-    @ml.compile
-    def elsewhere(x: Any) -> Any:
-        with side.activate():
-            return torch.ones(2) + 1
-
-    for fn in (moved, elsewhere):
-        for _ in range(2):
-            with pytest.raises(TypeError, match="cannot be part of the recording"):
-                fn(torch.ones(2))
-    assert values(torch.ones(2) + 1) == [2.0] * 2
-
-
 # --- when it is recorded, verified, replayed
 
 

@@ -243,6 +243,8 @@ def test_shapes_that_differ_by_rank_are_an_error_that_lists_them(cell: Any) -> N
     ragged = ml.remote(lambda r: torch.ones(r.item() + 1))
     with pytest.raises(ValueError, match=r"rank 0: \(1,\).*rank 1: \(2,\)"):
         ragged(cell.rank("gpu"))
+    with pytest.raises(ValueError, match="float32 everywhere, but other strides"):
+        ml.remote(lambda r: torch.ones(2, 2).t() if r.item() else torch.ones(2, 2))(cell.rank("gpu"))
 
 
 def test_a_function_that_draws_on_one_rank_alone_is_no_error(cell: Any) -> None:

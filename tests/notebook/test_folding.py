@@ -119,5 +119,5 @@ def test_html_is_safe_and_keeps_colours() -> None:
     rows = folded({rank: screen.shown_lines() for rank, screen in made.items()})
     text = html(rows, {0: "0.0", 1: "0.1"})
     assert "&lt;b&gt;" in text and "<b>" not in text and "\x1b" not in text and "title" not in text
-    assert '<span class="ansi-bold ansi-red-fg">red</span> &amp;' in text
+    assert '<span style="font-weight: bold; color: #e75c58">red</span> &amp;' in text
     assert html([], {}) == ""

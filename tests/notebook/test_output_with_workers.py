@@ -97,7 +97,7 @@ os.write(1, "🦋".encode()[:2]); time.sleep(0.25); os.write(1, "🦋".encode()[
 """
     odd = printed(kernel, body, "%%spmd --time")
     assert odd == ["[0.0-0.1] naïve 🦋 e\u0301 \\ud800 red", "[0.0-0.1] 🦋 \N{REPLACEMENT CHARACTER}"]
-    assert '<span class="ansi-red-fg">red</span>' in kernel.blocks()[-1]["text/html"]
+    assert '<span style="color: #e75c58">red</span>' in kernel.blocks()[-1]["text/html"]
     assert 0.2 < float(kernel.displays()[0]["text/plain"].split()[-2]) < 30
 
 

@@ -56,6 +56,13 @@ def test_displays_come_live_under_their_ranks_and_equal_ones_once(kernel: Kernel
     assert sorted(left(kernel)[2:]) == ["Page(0)", "Page(1)", "rank 0:", "rank 1:"]
 
 
+def test_in_the_end_displays_are_in_the_order_of_ranks(kernel: Kernel) -> None:
+    body = "if rank == 0: dist.barrier()\ndisplay(Page(rank))\nif rank == 1: dist.barrier()\ndisplay(Page(rank + 5))"
+    ran(kernel, body)
+    shown = ["rank 0:", "Page(0)", "rank 1:", "Page(1)", "rank 0:", "Page(5)", "rank 1:", "Page(6)"]
+    assert left(kernel) == shown
+
+
 def test_a_handle_updates_its_own_ranks_display(kernel: Kernel) -> None:
     ran(
         kernel, "h = display(Page(10 * rank), display_id=True)\nh.update(Page(10 * rank + 1))\nh.display_id is not None"

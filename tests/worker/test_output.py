@@ -72,6 +72,19 @@ def test_streams_and_descriptors_keep_their_order(worker: Worker) -> None:
     ]
 
 
+def test_what_python_printed_can_be_sent_without_a_look_at_the_logs(worker: Worker) -> None:
+    print("first", file=worker.out)
+    worker.sent.clear()
+    with worker.logs[0].open("a") as log:
+        log.write("in C\n")
+    worker.recorder.flush_pieces()
+    assert worker.texts() == []
+    worker.out.write("half")
+
+    worker.recorder.flush_pieces()
+    assert "".join(text for _, _, text in worker.texts()) == "in C\nhalf"  # a line that begins looks first
+
+
 def test_text_belongs_to_the_cell_it_was_printed_in(worker: Worker) -> None:
     print("x", end="", file=worker.out)
     worker.cell = 2
