@@ -1,9 +1,9 @@
-"""Every setting, and the only reader of the environment."""
+"""Every setting, and the only reader of the environment and of the user's file of settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
@@ -172,38 +172,122 @@ _GROUPS: dict[str, type] = {
 _BOOLS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def load(environ: Mapping[str, str] | None = None) -> Settings:
-    """Settings from ``MONARCH_LAB_*`` variables; a table's field is ``MONARCH_LAB_TIMEOUTS_BEAT``.
+DEFAULT = "default"
 
-    Raises UsageValueError for an unknown name (with the nearest known one) or a value of the wrong kind.
-    """
-    import difflib
 
+@dataclass(frozen=True, slots=True)
+class Described:
+    """One setting: its ``name`` in the file, its ``value``, and the variable or file that gives it, or DEFAULT."""
+
+    name: str
+    value: object
+    source: str
+
+
+def file_path(environ: Mapping[str, str] | None = None) -> str:
+    """Of the user's settings; "" where there is no home."""
     environ = os.environ if environ is None else environ
+    home = environ.get("HOME", "")
+    folder = environ.get("XDG_CONFIG_HOME") or (os.path.join(home, ".config") if home else "")
+    return os.path.join(folder, "monarch_lab.toml") if folder else ""
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """Settings from ``~/.config/monarch_lab.toml`` and, before it, ``MONARCH_LAB_*`` variables.
+
+    A table's field is ``beat`` under ``[timeouts]`` in the file and ``MONARCH_LAB_TIMEOUTS_BEAT`` as a variable. Raises
+    UsageValueError for an unknown name (with the nearest known one), a value of the wrong kind, a file that is no TOML.
+    """
+    found = _given(os.environ if environ is None else environ)
     groups: dict[str, dict[str, object]] = {group: {} for group in _GROUPS}
-    known: dict[str, tuple[str, str, type]] = {}
+    for (group, name), (value, _) in found.items():
+        groups[group][name] = value
+    spare, source = found.get(("", "warm_pool"), (1, ""))
+    if spare not in (0, 1):
+        raise UsageValueError(f"{source}={spare} is too many: it is 0 (no spare) or 1")
+    tables = {group.lower(): cls(**groups[group]) for group, cls in _GROUPS.items() if group}
+    return Settings(**tables, **groups[""])  # type: ignore[arg-type]
+
+
+def described(environ: Mapping[str, str] | None = None) -> list[Described]:
+    """Every setting, in the order of the tables. Raises what ``load`` does."""
+    found = _given(os.environ if environ is None else environ)
+    rows = []
+    for group, name, default in _known():
+        value, source = found.get((group, name), (default, DEFAULT))
+        rows.append(Described(f"{group.lower()}.{name}" if group else name, value, source))
+    return rows
+
+
+def _known() -> list[tuple[str, str, object]]:
+    """(table, name, default) of every setting."""
+    found: list[tuple[str, str, object]] = []
     for group, cls in _GROUPS.items():
         for f in fields(cls):
             default = getattr(cls(), f.name)
             if isinstance(default, (int, float, str)):
-                name = PREFIX + (group + "_" if group else "") + f.name.upper()
-                known[name] = (group, f.name, type(default))
-    for name, text in environ.items():
-        if not name.startswith(PREFIX) or name in (MARK_VARIABLE,):
+                found.append((group, f.name, default))
+    return found
+
+
+def _given(environ: Mapping[str, str]) -> dict[tuple[str, str], tuple[object, str]]:
+    """(table, name) -> (value, where it comes from) of those that were set; a variable counts before the file."""
+    kinds = {(group, name): type(default) for group, name, default in _known()}
+    found = _from_file(file_path(environ), kinds)
+    by_variable = {PREFIX + (f"{group}_" if group else "") + name.upper(): (group, name) for group, name in kinds}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in (MARK_VARIABLE,):
             continue
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise UsageValueError(f"{name} is not a setting of monarch_lab{hint}")
-        group, attribute, kind = known[name]
+        if variable not in by_variable:
+            raise UsageValueError(f"{variable} is not a setting of monarch_lab{_hint(variable, by_variable)}")
+        key = by_variable[variable]
+        kind = kinds[key]
         try:
-            groups[group][attribute] = _BOOLS[text.lower()] if kind is bool else kind(text)
+            found[key] = (_BOOLS[text.lower()] if kind is bool else kind(text), variable)  # type: ignore[call-arg]
         except (ValueError, KeyError):
-            raise UsageValueError(f"{name}={text!r} is not a valid {kind.__name__}") from None
-    if groups[""].get("warm_pool", 1) not in (0, 1):
-        raise UsageValueError(f"{PREFIX}WARM_POOL={groups['']['warm_pool']} is too many: it is 0 (no spare) or 1")
-    tables = {group.lower(): cls(**groups[group]) for group, cls in _GROUPS.items() if group}
-    return Settings(**tables, **groups[""])  # type: ignore[arg-type]
+            raise UsageValueError(f"{variable}={text!r} is not a valid {kind.__name__}") from None
+    return found
+
+
+def _from_file(path: str, kinds: Mapping[tuple[str, str], type]) -> dict[tuple[str, str], tuple[object, str]]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            read = tomllib.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as e:
+        raise UsageValueError(f"{path} cannot be read: {e}") from None
+    found: dict[tuple[str, str], tuple[object, str]] = {}
+    names = {f"{group.lower()}.{name}" if group else name: (group, name) for group, name in kinds}
+    for name, value in _flattened(read):
+        if name not in names:
+            raise UsageValueError(f"{name} in {path} is not a setting of monarch_lab{_hint(name, names)}")
+        kind = kinds[names[name]]
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise UsageValueError(f"{name} = {value!r} in {path} is not a valid {kind.__name__}")
+        found[names[name]] = (value, path)
+    return found
+
+
+def _flattened(read: Mapping[str, object]) -> list[tuple[str, object]]:
+    found: list[tuple[str, object]] = []
+    for name, value in read.items():
+        if isinstance(value, Mapping):
+            found += [(f"{name}.{inner}", v) for inner, v in value.items()]
+        else:
+            found.append((name, value))
+    return found
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"

@@ -35,6 +35,8 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
             recording.py      its replay                      record_steps.py  loans and moves inside
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
+looking.py    what workers do now         interrupting.py  an interrupt of some ranks alone
+stall_watch.py  asks whether ranks of a %%spmd cell wait in vain   stalls.py   the rules of that
 debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 anomaly.py    lines for the warnings of anomaly mode
 """

@@ -21,6 +21,7 @@ from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import get_default_front
+from monarch_lab.controller.interrupting import tell_stuck
 from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
@@ -249,11 +250,11 @@ class Client(Listener):
         if any(f.severed for f in failed) and self._a_rank_ended.wait(self.settings.timeouts.beat):
             self.check_alive()
 
-    def interrupt(self, *, hard: bool = False) -> None:
+    def interrupt(self, *, hard: bool = False, ranks: Sequence[int] | None = None) -> None:
         """Stop the users' functions that the workers run or were sent; ``hard``: torch's ops too. Any thread."""
         supervisor = self._supervisor
         if supervisor is not None and self.state == "live":
-            supervisor.send_control(None, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
+            supervisor.send_control(ranks, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
 
     def stop_cell(self) -> None:
         """After a Ctrl-C, once: tell the workers, and give them a moment to stop. Any thread; ends within prompt_back.
@@ -278,8 +279,7 @@ class Client(Listener):
             if not self._ends(pending, min(last, time.monotonic() + times.interrupt_heard)):
                 self.interrupt(hard=True)
                 if not self._ends(pending, last):
-                    ranks = ", ".join(map(str, sorted(pending.waiting)))
-                    log.warning("rank %s did not stop: its op goes on, and later cells wait for it", ranks)
+                    tell_stuck(self, sorted(pending.waiting))
         except KeyboardInterrupt:
             self.interrupt(hard=True)  # a second press: do not wait
         finally:

@@ -39,6 +39,11 @@ class RankStacks:
     waits: tuple[str, ...] = ()
     is_silent: bool = False
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether its main thread runs something."""
+        return bool(self.threads and self.threads[0].frames)
+
     def text(self, **options: Any) -> str:
         if self.is_silent:
             return "no answer: it is stopped, or C code holds Python's lock"

@@ -10,7 +10,8 @@ import torch
 from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
-from monarch_lab.controller import mode, placing
+from monarch_lab.controller import looking, mode, placing
+from monarch_lab.controller.interrupting import interrupt_ranks
 from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.controller.state import active_mesh, active_stream
@@ -18,6 +19,7 @@ from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.streams import StreamActivation, stream_named
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
 from monarch_lab.wire import engine as wire
+from monarch_lab.wire.looking import Memory
 from monarch_lab.wire.ranks import parse_ranks
 from monarch_lab.wire.shape import Slice
 from monarch_lab.wire.snapshot import MeshSnapshot
@@ -411,9 +413,24 @@ class DeviceMesh:
         """Until every op issued so far has run; raises the first failure among them."""
         self.client.sync()
 
-    def interrupt(self) -> None:
-        """Stop what its workers run, as Ctrl-C does. Any thread; returns within 5 s, whatever they do."""
+    def interrupt(self, ranks: Ranks = None) -> tuple[int, ...]:
+        """Stop what its workers (or these ranks alone) run, as Ctrl-C does, a wait in a collective too. Any thread;
+        returns within 5 s, whatever they do. Of ``ranks``, those that run it still: ``restart`` ends them."""
+        if ranks is not None:
+            return interrupt_ranks(self.client, self.chosen(ranks))
         self.client.stop_cell()
+        return ()
+
+    def stacks(self, ranks: Ranks = None) -> looking.Stacks:
+        """rank -> what its threads do now, innermost frame last, also while it is stuck in C code or a collective. As
+        text, equal ones once, with their ranks. Any thread; a rank that does not answer in 3 s says so."""
+        return looking.stacks(self.client, self.chosen(ranks))
+
+    def memory(self, ranks: Ranks = None) -> dict[int, Memory]:
+        """rank -> bytes: ``rss`` and ``pss`` of the process (shared pages in part; 0 where the system does not say),
+        ``tensors`` held for the notebook, ``device`` reserved on the GPU, the ``largest`` variables of ``%%spmd``
+        cells. Ranks that do not answer in 3 s are left out. Any thread."""
+        return looking.memory(self.client, self.chosen(ranks))
 
     def restart(self, ranks: Ranks = None) -> tuple[int, ...]:
         """Give ranks other processes, of the same ranks; all of them where none is named. The ranks that got one.

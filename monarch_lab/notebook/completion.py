@@ -15,7 +15,7 @@ from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.notebook.meshes import Meshes
 from monarch_lab.notebook.spmd import spmd_parser
 
-TAKE_A_NAME = {"status", "stop", "use", "interrupt", "restart", "kill", "logs"}
+TAKE_A_NAME = {"status", "stop", "use", "interrupt", "restart", "kill", "logs", "stacks", "memory", "ranks"}
 
 
 _TAKE_RANKS = ("--ranks", "-r", "--targets", "-t", "--from", "--dim")

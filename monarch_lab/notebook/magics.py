@@ -19,7 +19,7 @@ from IPython.display import display
 
 from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number, split, suggestion
 from monarch_lab.errors import UsageValueError
-from monarch_lab.notebook import debugging, sending, status, syncing, tracebacks
+from monarch_lab.notebook import debugging, inspecting, sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import readable
@@ -77,10 +77,6 @@ def _use_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="the mesh that cells run on from now")
 
 
-def _interrupt_arguments(parser: Parser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the current mesh if not given")
-
-
 def _logs_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("name", nargs="?", metavar="NAME", help="the current mesh if not given")
@@ -117,6 +113,7 @@ class MeshMagics(Magics):
         %mesh start                one worker for each GPU; 2 on the CPU where there is none
         %mesh stop                 end the workers of the current mesh
         %mesh restart --ranks 1    a new process for a rank; the others keep their values
+        %mesh stacks, memory       what the workers do and hold now
         %mesh logs --ranks 1       what a worker wrote to its log files
         %mesh list, %mesh use NAME several meshes in one notebook
 
@@ -247,8 +244,27 @@ class MeshMagics(Magics):
 
     def interrupt(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
-        mesh.interrupt()
-        print(f'Interrupted the workers of mesh "{mesh.name}".')
+        if arguments.ranks is None:
+            mesh.interrupt()
+            print(f'Interrupted the workers of mesh "{mesh.name}".')
+            return
+        stuck = mesh.interrupt(arguments.ranks)
+        print(f'Interrupted {named(mesh.chosen(arguments.ranks))} of mesh "{mesh.name}".')
+        if stuck:
+            listed = ",".join(map(str, stuck))
+            print(f"{named(stuck).capitalize()} did not stop: %mesh restart --ranks {listed} gives another process.")
+
+    def stacks(self, arguments: Arguments) -> None:
+        print(inspecting.stacks_text(self.shell, self._meshes.find(arguments.name), arguments.ranks))
+
+    def memory(self, arguments: Arguments) -> None:
+        print(inspecting.memory_text(self._meshes.find(arguments.name), arguments.ranks))
+
+    def ranks(self, arguments: Arguments) -> None:
+        print(inspecting.ranks_text(self._meshes.find(arguments.name), arguments.ranks))
+
+    def show_config(self, arguments: Arguments) -> None:
+        print(inspecting.config_text(arguments.all))
 
     def restart(self, arguments: Arguments) -> None:
         mesh = self._meshes.find(arguments.name)
@@ -324,7 +340,7 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand("stop", "End the workers of a mesh; what they hold is lost.", MeshMagics.stop, _stop_arguments),
         SubCommand("list", "List the meshes of this notebook, and those of your other kernels.", MeshMagics.list),
         SubCommand("use", "Choose the mesh that cells run on.", MeshMagics.use, _use_arguments),
-        SubCommand("interrupt", "Interrupt what the workers run.", MeshMagics.interrupt, _interrupt_arguments),
+        SubCommand("interrupt", "Interrupt what the workers run.", MeshMagics.interrupt, inspecting.ranks_arguments),
         SubCommand(
             "restart", "Give ranks new processes; the others keep theirs.", MeshMagics.restart, _restart_arguments
         ),
@@ -332,6 +348,14 @@ SUB_COMMANDS: dict[str, SubCommand] = {
         SubCommand("push", "Put variables of the notebook into %%spmd cells.", MeshMagics.push, sending.push_arguments),
         SubCommand(
             "pull", "Bring variables of %%spmd cells into the notebook.", MeshMagics.pull, sending.pull_arguments
+        ),
+        SubCommand("stacks", "Show what the workers' threads do now.", MeshMagics.stacks, inspecting.ranks_arguments),
+        SubCommand("memory", "Show what memory the workers hold.", MeshMagics.memory, inspecting.ranks_arguments),
+        SubCommand(
+            "ranks", "List the ranks: where they are, what they do.", MeshMagics.ranks, inspecting.ranks_arguments
+        ),
+        SubCommand(
+            "config", "List the settings that were changed.", MeshMagics.show_config, inspecting.config_arguments
         ),
         SubCommand("debug", "Go to ranks that wait in a debugger.", MeshMagics.debug, debugging.debug_arguments),
         SubCommand("pm", "Look at the frames of the last failure.", MeshMagics.pm, debugging.pm_arguments),

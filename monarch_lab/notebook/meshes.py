@@ -60,8 +60,20 @@ class Meshes:
             if not name:
                 raise UsageValueError(f"No mesh is current: type %mesh use NAME, one of {', '.join(sorted(there))}")
         if name not in there:
+            if (other := self._elsewhere(name)) is not None:
+                raise UsageKeyError(other)
             raise UsageKeyError(f"No mesh is named {name!r}{suggestion(name, there) or ': type %mesh start'}")
         return there[name]
+
+    def _elsewhere(self, name: str) -> str | None:
+        """Whose a mesh of that name is, where another kernel has one."""
+        for mesh in self.found():
+            if not mesh.is_ours and mesh.record.name == name:
+                return (
+                    f"Mesh {name!r} belongs to another kernel (process {mesh.record.kernel.pid}), which alone can use "
+                    f"it: %mesh start --name {name} starts one here; monarch-lab stop {name} in a shell ends that one"
+                )
+        return None
 
     def use(self, name: str) -> DeviceMesh:
         mesh = self.find(name)

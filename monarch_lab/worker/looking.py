@@ -6,6 +6,7 @@ Runs on: the reader thread, so that it answers while the main thread is in C cod
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import traceback
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 
+from monarch_lab.transport import worker_link
 from monarch_lab.transport.platform import memory_bytes
 from monarch_lab.wire.looking import Collective, Look, Looked, Memory, ThreadStack
 from monarch_lab.worker.failures import is_ours, told_frame
 from monarch_lab.worker.spmd import Spmd
 
 _OUR_THREADS = ("monarch-output", "monarch-feeder")
+_TRANSPORT = os.path.dirname(worker_link.__file__)
 _MAX_FRAMES = 100
 _LARGEST = 5
 
@@ -46,8 +49,10 @@ def _threads() -> list[ThreadStack]:
 def _frames(top: FrameType) -> list[tuple[str, int, str, str]]:
     """Outermost first, without how we came to the user's."""
     stack = list(traceback.walk_stack(top))[::-1]
-    first = next((k for k, (frame, _) in enumerate(stack) if is_ours(frame)), 0)
-    told = [(frame, line) for frame, line in stack[first:] if not is_ours(frame)]
+    ours = [k for k, (frame, _) in enumerate(stack) if is_ours(frame)]
+    if ours and os.path.dirname(stack[ours[-1]][0].f_code.co_filename) == _TRANSPORT:
+        del stack[ours[-1] :]  # it waits for an order, in C code of others
+    told = [(frame, line) for frame, line in stack[ours[0] if ours else 0 :] if not is_ours(frame)]
     return [told_frame(f, line) for f, line in told if f.f_code.co_filename != threading.__file__][-_MAX_FRAMES:]
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from monarch_lab.errors import ClosedError, DeviceException, UsageValueError
+from monarch_lab.errors import ClosedError, DeviceException, RemoteFrame, UsageValueError
+from monarch_lab.wire.looking import Memory
 from monarch_lab.wire.ranks import parse_ranks
 from monarch_lab.wire.snapshot import MeshSnapshot, MeshState, ProcessSnapshot
 
@@ -75,6 +76,7 @@ class FakeMesh:
         self.state: MeshState = "live"
         self.note = ""
         self.acted: list[str] = []
+        self.stuck: set[int] = set()
         self.on_exit: Callable[[], None] = lambda: None
 
     @contextlib.contextmanager
@@ -88,8 +90,22 @@ class FakeMesh:
         active.append(self)
         return self._active()
 
-    def interrupt(self) -> None:
-        self.client.stop_cell()
+    def interrupt(self, ranks: str | None = None) -> tuple[int, ...]:
+        if ranks is None:
+            self.client.stop_cell()
+            return ()
+        self.acted.append(f"interrupt {self.chosen(ranks)}")
+        return tuple(rank for rank in self.chosen(ranks) if rank in self.stuck)
+
+    def stacks(self, ranks: str | None = None) -> Any:
+        from monarch_lab.controller.looking import RankStacks, Stacks, ThreadStack
+
+        frames = (RemoteFrame("/src/train.py", 7, "step", "loss.backward()"),)
+        return Stacks({rank: RankStacks((ThreadStack("MainThread", frames),)) for rank in self.chosen(ranks)})
+
+    def memory(self, ranks: str | None = None) -> dict[int, Memory]:
+        told = Memory(300 * MIB, 100 * MIB, 4 * MIB, 2, 0, [("model", 3 * MIB)])
+        return {rank: told for rank in self.chosen(ranks) if rank not in self.stuck}
 
     def chosen(self, ranks: str | None) -> tuple[int, ...]:
         return parse_ranks("all" if ranks is None else ranks, self.sizes)

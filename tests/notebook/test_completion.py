@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from IPython.core.completer import provisionalcompleter
 
+from monarch_lab.notebook.magics import SUB_COMMANDS
 from tests.fakes.shell import Shell
 
 
@@ -14,12 +15,8 @@ def offered(shell: Shell, text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "%mesh ",
-            ["break", "debug", "debugpy", "interrupt", "kill", "list", "logs", "pm"]
-            + ["pull", "push", "restart", "start", "status", "stop", "sync", "use"],
-        ),
-        ("%mesh st", ["start", "status", "stop"]),
+        ("%mesh ", sorted(SUB_COMMANDS)),
+        ("%mesh st", ["stacks", "start", "status", "stop"]),
         ("%mesh start --h", ["--help", "--hosts"]),
         ("%mesh start --hosts 2 --", ["--cpu", "--env", "--help", "--name", "--per-host"]),
         ("%mesh stop m", ["mesh"]),

@@ -81,7 +81,7 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
         (
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
-            "restart, logs, push, pull, debug, pm, break, debugpy, sync, kill",
+            "restart, logs, push, pull, stacks, memory, ranks, config, debug, pm, break, debugpy, sync, kill",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -224,7 +224,10 @@ def test_meshes_of_other_kernels_are_listed_as_such(started: Shell) -> None:
     del engine.found[0]
     started.run("%mesh list")
     assert started.text.startswith("No mesh of this notebook is running: type %mesh start\nOf other kernels")
-    assert not started.run("%mesh use far").success
+    for line in ("%mesh use far", "%mesh stop far", "%%mesh --name far\n1"):
+        assert not started.run(line).success
+        assert "Mesh 'far' belongs to another kernel (process 4242), which alone can use it" in started.text
+        assert started.text.count("\n") == 1
 
 
 def test_an_spmd_cell_tells_its_options(shell: Shell) -> None:
