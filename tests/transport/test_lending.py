@@ -140,6 +140,24 @@ def test_what_is_beyond_the_bounds_is_copied_and_as_whole(
     assert lender.put([data(1)], (0,)) == ([data(1)], [], [])
 
 
+def test_what_waits_to_be_filled_again_makes_room_where_memory_is_short(
+    lender: SegmentLender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts = [lender.put([data(k)], (0,)) for k in range(3)]
+    for _, _, loans in puts:
+        lender.returned(0, loans)
+    room = iter((False, False, True, False, False))
+
+    def short(size: int) -> Any:
+        if not next(room):
+            raise OSError("no memory")
+        return segments.new_segment(size)
+
+    monkeypatch.setattr(lending, "new_segment", short)
+    assert lender.put([data(1, 4 * LARGE)], (0,))[1] and len(lender._free) == 1
+    assert not lender.put([data(1, 4 * LARGE)], (0,))[1] and not lender._free
+
+
 def test_what_could_not_be_mapped_is_returned(lender: SegmentLender) -> None:
     reader = SegmentReader()
     frames, found, loans = lender.put([data(1), data(2)], (0,))
