@@ -28,13 +28,16 @@ class Ref:
 
     def __init__(self, id: int, mesh: DeviceMesh, equal: int, is_large: bool = True) -> None:
         self.id = id
+        self._let_go = mesh.let_go_large if is_large else mesh.let_go
         self.mesh = mesh
         self.equal = equal
         self.handles: list[weakref.ref[Any]] | None = None
-        self._let_go = mesh.let_go_large if is_large else mesh.let_go
 
     def __del__(self) -> None:
-        self._let_go(self.id)
+        try:
+            self._let_go(self.id)
+        except AttributeError:  # a Ctrl-C cut its __init__ short
+            pass
 
     def end(self) -> None:
         """Let go of the value now, whatever handles there are."""

@@ -50,6 +50,11 @@ class Block:
         """Each line is written as it comes."""
         return self._way is Way.LINES
 
+    @property
+    def has_begun(self) -> bool:
+        """It has its place in the cell."""
+        return self._display_id != ""
+
     def add(self, rank: int, label: str, stream: str, text: str) -> None:
         with self._lock:
             self._screen(rank, label).write(stream, text)

@@ -120,7 +120,11 @@ class Front:
         return debugger.cell_name(self._shell, file)
 
     def show(self, rank: int, message: Displayed | Cleared) -> None:
-        """See rich.py."""
+        """See rich.py. Below the text, which the painter would show a moment later."""
+        with self._lock:
+            block = self._blocks.get(message.cell)
+        if block is not None and not block.has_begun:
+            block.paint()
         self._displays.show(rank, message)
 
     def settle(self, cell: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +29,12 @@ def run(shell: Any, front_end: Front, mesh: DeviceMesh, work: Any, options: argp
     client = mesh.client
     front = front_end.for_client(client)
     number = client.begin_cell(work.filename)
+    started = time.monotonic()
 
     def on_end(ended: Any) -> None:
         front.settle(number)
+        if options.time:
+            front.publish(number, {"text/plain": f"{time.monotonic() - started:.2f} s"}, {})
         if isinstance(ended, BaseException):
             front.publish(number, {"text/plain": "\n".join(_told(ended))}, {})
             return

@@ -80,6 +80,8 @@ class Worker:
                 self._link.send(encode(wire.Released(released)))
             if returned := mapped.take_returned():
                 self._link.send(encode(returned))
+        elif isinstance(message, wire.Displayed | wire.Cleared):
+            self._flush()  # what was printed before stands above it
         self._link.send(encode(message), frames)
 
     def _flush(self) -> None:
@@ -102,7 +104,7 @@ class Worker:
         hard, self._hard = self._hard, False  # one that comes while nothing runs must not harden a later one
         if (engine.interruptible and (engine.in_user_code or hard)) or (hard and self._spmd.in_cell):
             engine.interruptible = engine.in_user_code = False
-            raise KeyboardInterrupt
+            self._output.interrupt()
 
     def _on_control(self, header: bytes) -> None:
         """Runs on: the reader thread."""

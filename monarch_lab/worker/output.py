@@ -58,7 +58,8 @@ class Recorder:
         self._is_at_begin = True
         self._is_quiet = True  # nothing was sent since the last tick: the next line is at once
         self._shows_begun = False
-        self._is_sending = False
+        self._sender = 0  # the thread that sends; it holds the lock
+        self._is_interrupted = False
         self._is_forked = False
         # Guards all but that. Again by the same thread: a destructor may print while text is taken in.
         self._lock = threading.RLock()
@@ -71,6 +72,7 @@ class Recorder:
         self._is_forked = True
         self._lock = threading.RLock()
         self._pieces.clear()
+        self._sender = 0
 
     def write(self, stream: str, text: str) -> None:
         if self._is_forked:
@@ -106,6 +108,13 @@ class Recorder:
             self._send(begun=shows_begun)
             self._is_quiet = True
 
+    def interrupt(self) -> None:
+        """Raise KeyboardInterrupt; where text would be lost, as soon as it is sent. In a signal handler."""
+        if self._sender == threading.get_ident():
+            self._is_interrupted = True
+        else:
+            raise KeyboardInterrupt
+
     def flush(self) -> None:
         with self._lock:
             if self._tails:
@@ -123,18 +132,21 @@ class Recorder:
         for tail in self._tails:
             while text := tail.read():
                 self._pieces.append((self._cell(), tail.stream, text))
-                if not all_of_it or self._is_sending:
+                if not all_of_it or self._sender:
                     break
                 self._send()
 
     def _send(self, begun: bool = False) -> None:
-        if self._is_sending:  # a destructor prints meanwhile: with the next tick
+        if self._sender:  # a destructor prints meanwhile: with the next tick
             return
-        self._is_sending, self._is_quiet = True, False
+        self._sender, self._is_quiet = threading.get_ident(), False
         try:
             self._send_pieces(begun)
         finally:
-            self._is_sending = False
+            self._sender = 0
+        if self._is_interrupted:
+            self._is_interrupted = False
+            raise KeyboardInterrupt
 
     def _send_pieces(self, begun: bool) -> None:
         unfinished: dict[tuple[int, str], str] = {}

@@ -28,9 +28,10 @@ INLINE = "module://matplotlib_inline.backend_inline"
 # A cell with one of these gets its shell before it runs: IPython.display.display prints text where there is none.
 _NEED_A_SHELL = ("IPython", "display", "matplotlib", "plt.", "get_ipython")
 _RICH = tuple(f"_repr_{kind}_" for kind in "html mimebundle png jpeg svg latex markdown json javascript pdf".split())
-_OF_THE_SHELL = ("In", "Out", "exit", "quit", "open", "get_ipython", "_ih", "_oh", "_dh", "_", "__", "___")
+_OF_THE_SHELL = ("In", "Out", "exit", "quit", "open", "get_ipython", "_ih", "_oh", "_", "__", "___")
 _OF_THE_NOTEBOOK = {
     "mesh": "%mesh is a magic of the notebook: put it into a cell of its own",
+    "debug": "%debug looks at no worker: %mesh pm, in a cell of its own, opens the last failure",
     "spmd": "%%spmd is a magic of the notebook: it is the first line of a cell, once",
     "pip": "%pip is a magic of the notebook, whose packages are the workers' too: put it into a cell of its own",
     "conda": "%conda is a magic of the notebook, whose packages are the workers' too: put it into a cell of its own",

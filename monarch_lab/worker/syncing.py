@@ -6,6 +6,7 @@ The user's are those outside the interpreter's and the packages' folders. Runs o
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import os
@@ -109,6 +110,7 @@ def _users() -> Iterator[tuple[str, types.ModuleType]]:
             yield name, module
 
 
+@functools.cache
 def _packages() -> tuple[str, ...]:
     folders: Iterable[str] = (*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values())
     return tuple({os.path.join(folder, "") for folder in folders if folder})

@@ -66,6 +66,15 @@ def test_input_has_nobody_to_ask_outside_a_notebook_and_a_terminal(mesh: Any) ->
         run(mesh, "input('name? ')")
 
 
+def test_displays_are_text_outside_a_notebook_and_rich_forms_come_with_the_result(
+    mesh: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = "class P:\n    def _repr_html_(self): return '<b>'\n    def __repr__(self): return 'P'\ndisplay(P())\nP()"
+    result = run(mesh, body)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0: P", "rank 1: P"]
+    assert result.shown == {0: "P", 1: "P"} and result.rich == {r: '[{"text/html": "<b>"}, {}]' for r in (0, 1)}
+
+
 def test_a_failure_that_all_ranks_share_keeps_the_group_and_what_uses_it(mesh: Any) -> None:
     run(mesh, "group = dist.new_group([0, 1])")
     with pytest.raises(ValueError, match="both") as e:

@@ -163,6 +163,29 @@ def test_an_output_widget_takes_lines(kernel: Kernel) -> None:
     assert kernel.blocks() == [] and sorted(kernel.text("stdout").splitlines()) == ["[0.0] inside", "[0.1] inside"]
 
 
+def test_text_stands_above_a_display_that_came_after_it(kernel: Kernel) -> None:
+    printed(kernel, "from IPython.display import HTML, display\nprint('above')\ndisplay(HTML('<b>below</b>'))")
+    shown = [m["content"]["data"] for m in kernel.mine() if m["msg_type"] == "display_data"]
+    assert "above" in shown[0]["text/plain"] and "<b>below</b>" in str(shown[1:])
+
+
+def test_an_interrupted_loop_has_lost_no_line(kernel: Kernel) -> None:
+    acted: list[None] = []
+
+    def act() -> None:
+        if not acted and "[0.0-0.1] 900\n" in kernel.text():
+            acted.append(kernel.interrupt())
+
+    assert kernel.run("%%spmd -q\nn = 0\nwhile True:\n    print(n)\n    n += 1", during=act) == "error"
+    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
+    paths = re.findall(r"all of them are in (\S+)", kernel.text())
+    assert paths
+    for path in paths:
+        numbers = Path(path).read_text().split()
+        assert len(numbers) > 1000 and numbers == [str(n) for n in range(len(numbers))]
+    assert printed(kernel, "print('next')") == ["[0.0-0.1] next"]
+
+
 def test_what_was_printed_before_an_error_and_before_a_death_is_shown(kernel: Kernel) -> None:
     path = Path(printed(kernel, "for n in range(1100): print(n)")[1000].split(" are in ")[1])
     assert kernel.run("%%spmd -q\nprint('no newline', end='')\nraise ValueError(rank)") == "error"

@@ -104,6 +104,22 @@ def test_versions_that_nobody_sees_are_not_sent_and_surrogates_can_be(worker: Wo
         worker.out.write(3)  # type: ignore[arg-type]
 
 
+def test_an_interrupt_loses_no_text(worker: Worker) -> None:
+    def send(message: Any) -> None:
+        worker.recorder.interrupt()
+        worker.sent.append(message)
+
+    recorder = worker.recorder = Recorder(lambda: 1, send)
+    recorder.write("stdout", "a")
+    recorder.write("stderr", "b")
+    with pytest.raises(KeyboardInterrupt):
+        recorder.flush()
+    assert worker.texts() == [(1, "stdout", "a"), (1, "stderr", "b")]
+    recorder.flush()
+    with pytest.raises(KeyboardInterrupt):
+        recorder.interrupt()
+
+
 def test_a_fork_writes_to_the_descriptor(worker: Worker, capfd: pytest.CaptureFixture[str]) -> None:
     print("pending", end="", file=worker.out)
     worker.recorder.watch_forks()
