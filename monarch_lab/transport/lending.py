@@ -132,10 +132,13 @@ class SegmentLender:
             return segment
         if len(self._lent) + len(self._leaving) >= _MAX_OPEN:
             return None
-        try:
-            return _Segment(*new_segment(size))
-        except OSError:  # no memory or descriptors for it
-            return None
+        while True:
+            try:
+                return _Segment(*new_segment(size))
+            except OSError:  # no memory or descriptors for it
+                if not self._free:
+                    return None
+                self._free.pop(0).close()
 
     def _give_back(self, number: int, reader: int, is_clean: bool) -> None:
         segment = self._lent.get(number)

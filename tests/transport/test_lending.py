@@ -31,6 +31,12 @@ def lender() -> Any:
     lender.close()
 
 
+def open_segments() -> int:
+    """Descriptors of them in this process; what else it opens meanwhile does not count."""
+    paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum("memfd:monarch_lab" in os.readlink(p) for p in paths if os.path.lexists(p))
+
+
 class Reader:
     """One of several processes that map what is lent."""
 
@@ -105,7 +111,7 @@ def test_few_segments_of_bounded_size_wait_to_be_filled_again(
 
 
 def test_the_descriptors_of_what_is_lent_for_long_are_closed(lender: SegmentLender) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_segments()
     kept, waiting, most = [], [], 0
     for k in range(40):
         reader = Reader(lender, 0)
@@ -120,7 +126,7 @@ def test_the_descriptors_of_what_is_lent_for_long_are_closed(lender: SegmentLend
     assert [reader.values[0][0] for reader in kept] == list(range(40))
     for reader in kept:
         reader.give_back()
-    assert len(os.listdir("/proc/self/fd")) <= before + 2 * 4
+    assert open_segments() <= before + 2 * 4
 
 
 def test_what_is_beyond_the_bounds_is_copied_and_as_whole(
@@ -138,6 +144,24 @@ def test_what_is_beyond_the_bounds_is_copied_and_as_whole(
     assert read[:] == data(1) == mapped[:] and reader.unmapped(ME) == (puts[1][2], [])
     lender.close()
     assert lender.put([data(1)], (0,)) == ([data(1)], [], [])
+
+
+def test_what_waits_to_be_filled_again_makes_room_where_memory_is_short(
+    lender: SegmentLender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puts = [lender.put([data(k)], (0,)) for k in range(3)]
+    for _, _, loans in puts:
+        lender.returned(0, loans)
+    room = iter((False, False, True, False, False))
+
+    def short(size: int) -> Any:
+        if not next(room):
+            raise OSError("no memory")
+        return segments.new_segment(size)
+
+    monkeypatch.setattr(lending, "new_segment", short)
+    assert lender.put([data(1, 4 * LARGE)], (0,))[1] and len(lender._free) == 1
+    assert not lender.put([data(1, 4 * LARGE)], (0,))[1] and not lender._free
 
 
 def test_what_could_not_be_mapped_is_returned(lender: SegmentLender) -> None:
