@@ -104,7 +104,7 @@ def describe(error: BaseException, *, skip_ours: bool = True) -> Failure:
     related = _earlier(error, skip_ours) + _parts(error, skip_ours)
     return Failure(
         type_name=type(error).__name__,
-        text=_text(error),
+        text=text_of(error),
         frames=frames,
         pickled=_pickled(error),
         interrupted=isinstance(error, KeyboardInterrupt),
@@ -150,7 +150,7 @@ def _line_of(filename: str, line: int, names: dict[str, Any] | None) -> str:
         return ""
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
     try:
         text = str(error)
     except BaseException as e:
@@ -169,7 +169,7 @@ def _notes(error: BaseException) -> list[str]:
 
 
 def _related(relation: str, error: BaseException, skip_ours: bool) -> Related:
-    return Related(relation, type(error).__name__, _text(error), _frames(error, skip_ours), _notes(error))
+    return Related(relation, type(error).__name__, text_of(error), _frames(error, skip_ours), _notes(error))
 
 
 def _earlier(error: BaseException, skip_ours: bool) -> list[Related]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from monarch_lab.worker.debug_frames import users_traceback
+from monarch_lab.worker.failures import text_of
 
 MAX_KEPT_BYTES = 256 << 20
 
@@ -26,7 +27,7 @@ class LastFailure:
 
     def note(self, error: BaseException, cell: int) -> None:
         trace = users_traceback(error.__traceback__)
-        self.text = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        self.text = f"{type(error).__name__}: {text_of(error)}".splitlines()[0][:200]
         self.cell = max(cell, 1)
         self.trace = None
         if isinstance(error, KeyboardInterrupt):  # a loader's processes, say, end when its iterator goes

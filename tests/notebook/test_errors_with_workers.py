@@ -96,5 +96,6 @@ def fail():
         raise ValueError("outer")
 fail()"""
     failed(kernel, body)
+    failed(kernel, "%%spmd -q\nint('a')")  # %mesh pm keeps the frames of the last failure, and of no other
     assert kernel.run("%%spmd -q\ngone() is None") == "ok"
     assert kernel.displays()[-1]["text/plain"] == "ranks 0, 1, 2, 3: True"
