@@ -8,7 +8,9 @@ constants.py  numbers kept here          answers.py    what needs no op
 mode.py       factories of a cell        patches.py    what torch does not route
 mesh.py       meshes and their parts     moves.py      reduce, fetch
 placing.py    local values onto a mesh   remote_functions.py   user functions
-client.py     the stream of one mesh     waiting.py, futures.py   answers on their way
+client.py     a user's side of one mesh: cells, waits, failures
+outgoing.py   its op stream              listener.py    what its processes say
+waiting.py, futures.py   answers on their way   activation.py  which mesh is active
 failures.py   far errors                 front.py      who shows things to the user
 display.py    values as text and HTML    copying.py    deepcopy
 prompts.py    debuggers that wait        flusher.py    sends what has waited
@@ -22,12 +24,13 @@ gradients.py  grad_generator and others  lazy.py   parameters of lazy modules
 loading.py    load_state_dict of local values
 callbacks.py  the workers call the kernel   called.py  one such call
 crossings.py  values to another mesh   return_path.py  and their gradients back
-reducing.py   reduce to another mesh   mesh_table.py    a mesh as text
+reducing.py   reduce to another mesh   mesh_table.py    a mesh as text   mesh_split.py   its dims cut
 interrupts.py a Ctrl-C that was dropped   propagating.py   results told by propagate=
 process_groups.py  groups as arguments of user functions   opaque.py   far objects and modules
 pipes.py      processes beside the workers   timer.py, builtins.py   timers and logging of the workers
 showing.py    pictures and tables      streams.py     streams and loans between them
-lending.py    what may not be used or written   spmd.py        %%spmd cells from the kernel
+lending.py    what may not be used or written   spmd.py        %%spmd cells
+spmd_ends.py  how they ended
 
 ml.compile: compiling.py      which recording fits a call         surroundings.py   what a function can see
             recorder.py       what is noted while it runs         tape.py           numbers computed anew
@@ -67,13 +70,13 @@ _NAMES = {
     "compile": "compiling",
     "fetch_all": "moves",
     "fetch_shard": "moves",
-    "get_active_mesh": "mesh",
+    "get_active_mesh": "activation",
     "grad_function": "gradients",
     "grad_generator": "gradients",
     "gradient_execution_order": "gradients",
     "GradGenerator": "gradients",
     "inspect": "moves",
-    "no_mesh": "mesh",
+    "no_mesh": "activation",
     "opaque_method": "opaque",
     "random": "",
     "reduce": "moves",

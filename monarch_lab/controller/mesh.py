@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec.structs import replace
-from torch.utils._pytree import tree_map
 
-from monarch_lab.controller import looking, mode, placing
+from monarch_lab.controller import looking, mesh_split, placing
+from monarch_lab.controller.activation import Activation, no_mesh
 from monarch_lab.controller.interrupting import interrupt_ranks
 from monarch_lab.controller.mesh_table import table
 from monarch_lab.controller.refs import GRAPH
-from monarch_lab.controller.state import active_mesh, active_stream
+from monarch_lab.controller.state import active_stream
 from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.streams import StreamActivation, stream_named
 from monarch_lab.errors import DeviceException, UsageIndexError, UsageKeyError, UsageTypeError, UsageValueError
@@ -29,59 +29,6 @@ if TYPE_CHECKING:
     from monarch_lab.controller.process_groups import RemoteProcessGroup
 
 Ranks = int | Sequence[int] | str | None
-
-
-class Activation:
-    """An activated mesh (or none): in force at once, until ``deactivate`` or the end of a ``with``."""
-
-    def __init__(self, mesh: DeviceMesh | None) -> None:
-        self._token = active_mesh.set(mesh and mesh.on(active_stream.get()))
-        self._pushed = mesh is not None
-        self._active = True
-        if self._pushed:
-            mode.push()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exc: object) -> None:
-        self.deactivate()
-
-    @property
-    def is_active(self) -> bool:
-        return self._active
-
-    def deactivate(self) -> None:
-        if not self._active:
-            return
-        self._active = False
-        try:
-            active_mesh.reset(self._token)
-        except ValueError:  # ended in another context than it began in: an await moved us
-            active_mesh.set(None)
-        if self._pushed:
-            mode.pop()
-
-
-class _NoMesh:
-    """``with ml.no_mesh.activate():`` factory calls are local again."""
-
-    def activate(self) -> Activation:
-        return Activation(None)
-
-    def __repr__(self) -> str:
-        return "no_mesh"
-
-
-no_mesh = _NoMesh()
-
-
-def get_active_mesh() -> DeviceMesh:
-    """The mesh that factory calls of this context use. Raises ValueError where none is active."""
-    mesh = active_mesh.get()
-    if mesh is None:
-        raise UsageValueError("no device mesh is active: use a %%mesh cell or `with mesh.activate():`")
-    return mesh
 
 
 class DeviceMesh:
@@ -210,29 +157,8 @@ class DeviceMesh:
 
     def split(self, **dims: Any) -> DeviceMesh:
         """Cut dims into several: ``mesh.split(host=("dp", "pp"), pp=4)``; at most one size of each may be left out."""
-        parts = {k: v for k, v in dims.items() if k in self.names}
-        sizes = {k: v for k, v in dims.items() if k not in self.names}
-        names: list[str] = []
-        new_sizes: list[int] = []
-        strides: list[int] = []
-        for axis, name in enumerate(self.names):
-            into = parts.get(name, (name,))
-            if isinstance(into, str) or not isinstance(into, Sequence):
-                raise UsageValueError(f"split: {name} is cut into a sequence of names, not {into!r}")
-            whole, stride = self.slice_.sizes[axis], self.slice_.strides[axis]
-            chosen = _split_sizes(whole, name, into, sizes if name in parts else {name: whole})
-            for k, part in enumerate(into):
-                names.append(part)
-                new_sizes.append(chosen[k])
-                rest = 1
-                for later in chosen[k + 1 :]:
-                    rest *= later
-                strides.append(stride * rest)
-        if unused := set(sizes) - set(names):
-            raise UsageValueError(f"split: unused size constraints {', '.join(sorted(unused))}")
-        if len(set(names)) != len(names):
-            raise UsageValueError(f"Duplicate dimension name in {names}")
-        return self._other(Slice(self.slice_.offset, tuple(new_sizes), tuple(strides)), names)
+        slice_, names = mesh_split.split(self.slice_, self.names, dims)
+        return self._other(slice_, names)
 
     def axis(self, name: str) -> int:
         """Place of a dim among the names. KeyError for an unknown one."""
@@ -316,22 +242,7 @@ class DeviceMesh:
     def _placed(self, value: Any, put: Any) -> Any:
         if (recorder := current_recorder.get()) is not None:
             raise recorder.refuse("a local value put on the mesh", "put it there before the call and pass it in")
-        if isinstance(value, torch.nn.Module):
-            return _module_placed(value, put)
-        seen: dict[int, Any] = {}
-
-        def one(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor):
-                if type(x).__module__ == "numpy" and hasattr(x, "__array__") and int(getattr(x, "ndim", 0)) > 0:
-                    x = torch.as_tensor(x)
-                else:
-                    return x
-            if id(x) not in seen:
-                seen[id(x)] = (x, put(x))
-            return seen[id(x)][1]
-
-        with no_mesh.activate():
-            return tree_map(one, value)
+        return placing.placed(value, put)
 
     @property
     def scope(self) -> int:
@@ -469,39 +380,3 @@ class DeviceMesh:
 
     def __exit__(self, kind: Any, error: BaseException | None, tb: Any) -> None:
         self.exit(error)
-
-
-def _split_sizes(whole: int, name: str, into: Sequence[str], sizes: Mapping[str, Any]) -> list[int]:
-    chosen: list[int | None] = []
-    for part in into:
-        size = sizes.get(part, whole if len(into) == 1 else None)
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise UsageValueError(f"split: the size of {part} is a positive whole number, not {size!r}")
-        chosen.append(size)
-    unknown = [k for k, s in enumerate(chosen) if s is None]
-    if len(unknown) > 1:
-        raise UsageValueError(
-            f"Cannot infer size of {', '.join(into[k] for k in unknown)}: {name} has {whole}, give all but one"
-        )
-    product = 1
-    for s in chosen:
-        product *= s or 1
-    if unknown:
-        if whole % product:
-            raise UsageValueError(f"{name} of size {whole} is not evenly divided by {product}")
-        chosen[unknown[0]] = whole // product
-    elif product != whole:
-        raise UsageValueError(f"{name} of size {whole} is not evenly divided into {', '.join(map(str, chosen))}")
-    return [s or 1 for s in chosen]
-
-
-def _module_placed(module: torch.nn.Module, put: Any) -> torch.nn.Module:
-    """A copy of a local module whose parameters and buffers are on the mesh."""
-    import copy
-
-    memo: dict[int, Any] = {}
-    with no_mesh.activate():
-        for t in [*module.parameters(), *module.buffers()]:
-            if id(t) not in memo:
-                memo[id(t)] = put(t)
-        return copy.deepcopy(module, memo)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from monarch_lab.controller.activation import get_active_mesh
 from monarch_lab.controller.futures import Future
-from monarch_lab.controller.mesh import get_active_mesh
 from monarch_lab.controller.remote_functions import RemoteFunction, remote
 from monarch_lab.errors import UsageTypeError
 from monarch_lab.tensors.opaque import OpaqueRef

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
+from monarch_lab.controller.activation import get_active_mesh
 from monarch_lab.controller.learning import issue_told
-from monarch_lab.controller.mesh import get_active_mesh
 from monarch_lab.controller.propagating import Fakes
 from monarch_lab.controller.remote_functions import TOLD, remote
 from monarch_lab.controller.scanning import mesh_tensors_in, scan

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from msgspec.structs import replace
+from torch.utils._pytree import tree_map
 
 from monarch_lab.controller.dispatch import make_handle, sign
 from monarch_lab.controller.locations import here
@@ -90,3 +92,37 @@ def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
     if isinstance(local, torch.nn.Parameter):
         handle._is_param = True
     return handle
+
+
+def placed(value: Any, put: Callable[[torch.Tensor], Any]) -> Any:
+    """The pytree, or a copy of the module, with what ``put`` makes of each of its tensors and arrays, once each."""
+    from monarch_lab.controller.activation import no_mesh  # it needs mode.py, which needs this
+
+    if isinstance(value, torch.nn.Module):
+        with no_mesh.activate():
+            return _module_placed(value, put)
+    seen: dict[int, Any] = {}
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            if type(x).__module__ == "numpy" and hasattr(x, "__array__") and int(getattr(x, "ndim", 0)) > 0:
+                x = torch.as_tensor(x)
+            else:
+                return x
+        if id(x) not in seen:
+            seen[id(x)] = (x, put(x))
+        return seen[id(x)][1]
+
+    with no_mesh.activate():
+        return tree_map(one, value)
+
+
+def _module_placed(module: torch.nn.Module, put: Any) -> torch.nn.Module:
+    """A copy of a local module whose parameters and buffers are on the mesh."""
+    import copy
+
+    memo: dict[int, Any] = {}
+    for t in [*module.parameters(), *module.buffers()]:
+        if id(t) not in memo:
+            memo[id(t)] = put(t)
+    return copy.deepcopy(module, memo)

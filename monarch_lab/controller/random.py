@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from monarch_lab.controller.activation import get_active_mesh
 from monarch_lab.controller.calling import Named
-from monarch_lab.controller.mesh import get_active_mesh
 from monarch_lab.controller.mode import run_on_active
 from monarch_lab.controller.refs import GRAPH
 from monarch_lab.errors import UsageTypeError

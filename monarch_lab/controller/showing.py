@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from monarch_lab.controller.mesh import no_mesh
+from monarch_lab.controller.activation import no_mesh
 from monarch_lab.controller.moves import inspect
 
 _MAX_ROWS = 20

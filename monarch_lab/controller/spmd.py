@@ -5,32 +5,25 @@ Runs on: the main thread; the I/O thread fills the Pending.
 
 from __future__ import annotations
 
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import replace
-
-from monarch_lab.controller import failures
 from monarch_lab.controller.calling import opened
 from monarch_lab.controller.constants import materialise
-from monarch_lab.controller.dispatch import make_handle
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
+from monarch_lab.controller.spmd_ends import State, Story, late, lifted, note, raise_failure, waited
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
-from monarch_lab.tensors.meta import intern
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
-_CONNECTION_ENDED = {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError"}
-_STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 
@@ -60,29 +53,7 @@ class SpmdResult:
     rich: dict[int, str]  # its rich form where it has one, JSON of [data by mime type, metadata], by rank
 
 
-@dataclass(slots=True)
-class _Story:
-    """Of one run. ``first``: the ranks that had failed when that was first seen; ``freed``: those whose wait was ended;
-    ``wrong``: why, where no failure was."""
-
-    first: set[int] = field(default_factory=set)
-    freed: set[int] = field(default_factory=set)
-    wrong: str = ""
-
-
-@dataclass(slots=True)
-class _State:
-    """Of one mesh. ``group`` numbers its default process group, formed by the processes ``pids``."""
-
-    group: int = 0
-    pids: dict[int, int] = field(default_factory=dict)
-    is_stale: bool = True
-    sequences: dict[int, dict[str, int]] = field(default_factory=dict)
-    given: dict[int, weakref.ref[Any]] = field(default_factory=dict)
-    names: frozenset[str] = frozenset()
-
-
-_states: weakref.WeakKeyDictionary[Any, _State] = weakref.WeakKeyDictionary()
+_states: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
 
 
 def worker_names(client: Any) -> frozenset[str]:
@@ -105,12 +76,12 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     _take_turn(client)
     settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
-    state = _states.setdefault(client, _State())
+    state = _states.setdefault(client, State())
     shards = _given(mesh, state, cell.shards, cell.ranks)
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
     ident = 0
-    story = _Story()
+    story = Story()
 
     def make(number: int) -> wire.RunSpmd:
         nonlocal ident
@@ -139,18 +110,18 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         pending.add_callback(lambda: _tell_late(client, pending, cell))
         raise
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_waited(pending, cell)) from None
+        raise KeyboardInterrupt(waited(pending, cell)) from None
     finally:
         ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
-        _note(state, ended, set(asked), {ref for _, ref in shards})
+        note(state, ended, set(asked), {ref for _, ref in shards})
     if pending.waiting or len(ended) < len(asked):
         client.check_alive()
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
-    _raise_failure(client, state, cell, ended, story)
+    raise_failure(client, state, cell, ended, story)
     shown = {rank: m.shown for rank, m in ended.items() if m.shown is not None}
     rich = {rank: m.rich for rank, m in ended.items() if m.rich}
-    return SpmdResult(shown, _lifted(mesh, cell, ended, refs), rich)
+    return SpmdResult(shown, lifted(mesh, cell, ended, refs), rich)
 
 
 def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None) -> None:
@@ -161,7 +132,7 @@ def push(mesh: Any, values: dict[str, Any], ranks: tuple[int, ...] | None = None
     client = mesh.client
     _take_turn(client)
     ranks = mesh.ranks_key if ranks is None else ranks
-    state = _states.setdefault(client, _State())
+    state = _states.setdefault(client, State())
     shards = _given(mesh, state, {k: v for k, v in values.items() if _is_mesh(v)}, ranks)
     plain = {k: v for k, v in values.items() if not _is_mesh(v)}
     frames, sources = payload.dumps(list(plain.values())) if plain else ([], {})
@@ -208,7 +179,7 @@ def _take_turn(client: Any) -> None:
         client.late()
 
 
-def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
+def _given(mesh: Any, state: State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:
     """Raises what an op on these tensors would: of another mesh, lent, dropped, or lost with a process."""
     given = []
     for name, tensor in tensors.items():
@@ -225,7 +196,7 @@ def _given(mesh: Any, state: _State, tensors: Mapping[str, Any], ranks: tuple[in
     return given
 
 
-def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, ...]:
+def _joining(client: Any, state: State, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """Who is asked: every rank where the default group is to be formed. A mesh with a dead rank has none."""
     pids = {rank: client.supervisor.processes[rank].pid for rank in client.alive}
     if pids == state.pids and not state.is_stale:
@@ -242,7 +213,7 @@ def _joining(client: Any, state: _State, ranks: tuple[int, ...]) -> tuple[int, .
 # --- while it runs
 
 
-def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Story) -> None:
+def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: Story) -> None:
     """Until every rank has ended. Where one failed and others wait in a collective, they are freed after a moment.
 
     Who waits in vain for one that has not failed is freed as well: see stalls.py.
@@ -267,9 +238,9 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: _Sto
             deadline = deadline and deadline + (now - until) + _LOOK_S
             continue
         if deadline is not None and now >= deadline:
-            late = sorted(pending.waiting)
+            ranks = sorted(pending.waiting)
             client.stop_cell()
-            raise TimeoutError(_late(late, pending, cell))
+            raise TimeoutError(late(ranks, pending, cell))
         if not is_freed and not _has_failed(pending):
             wrong, stuck = watch.look(set(pending.waiting), _begun(client, pending), now)
             if stuck and not story.wrong:
@@ -308,116 +279,3 @@ def _begun(client: Any, pending: Pending) -> dict[int, dict[str, int]]:
 
 def _has_failed(pending: Pending) -> bool:
     return any(getattr(m, "failure", None) is not None for m, _ in list(pending.replies.values()))
-
-
-def _late(late: list[int], pending: Pending, cell: SpmdCell) -> str:
-    waited = _waited(pending, cell)
-    return f"%%spmd: {failures.named(late)} had not ended after {cell.timeout_s:g} s" + (
-        f": {waited}" if waited else ""
-    )
-
-
-def _waited(pending: Pending, cell: SpmdCell) -> str:
-    """Where the ranks were that an interrupt has ended."""
-    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
-    stopped = {r: m.failure for r, m in ended.items() if m.failure and (m.freed or m.failure.interrupted)}
-    return _places(
-        {r: f for r, f in stopped.items() if any(frame[0] == cell.filename for frame in f.frames)}, cell, "was"
-    )
-
-
-# --- after it
-
-
-def _note(state: _State, ended: dict[int, wire.SpmdEnded], asked: set[int], named: set[int]) -> None:
-    for rank, message in ended.items():
-        state.sequences[rank] = message.sequences
-        state.names = frozenset(message.names)
-    # A cell may have written what it names in ways that leave no trace (numpy, .data).
-    for ref in named.union(*(m.written for m in ended.values())):
-        tensor = state.given[ref]() if ref in state.given else None
-        if tensor is not None:
-            (tensor._store or tensor._ref).equal = 0
-    state.given = {ref: tensor for ref, tensor in state.given.items() if tensor() is not None}
-    is_whole = len(ended) == len(asked)
-    is_there = all(state.sequences.get(rank) for rank in asked)
-    is_out_of_step = any(m.failure is not None for m in ended.values()) and _differ(state.sequences)
-    state.is_stale = state.is_stale or not is_whole or not is_there or is_out_of_step
-
-
-def _differ(sequences: dict[int, dict[str, int]]) -> bool:
-    """Whether ranks have begun different numbers of collectives of one group."""
-    by_group: dict[str, set[int]] = {}
-    for groups in sequences.values():
-        for name, number in groups.items():
-            by_group.setdefault(name, set()).add(number)
-    return any(len(numbers) > 1 for numbers in by_group.values())
-
-
-def _raise_failure(client: Any, state: _State, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], story: _Story) -> None:
-    failed = {rank: m.failure for rank, m in ended.items() if m.failure is not None}
-    if not failed:
-        return
-    client.blame_death(failed.values())
-    # One of them may have lost its connection to another before it was told itself.
-    waited = {
-        r: f for r, f in failed.items() if ended[r].freed or (r in story.freed and f.type_name in _CONNECTION_ENDED)
-    }
-    if story.wrong:  # what the end of their connections said to them says nothing to the user
-        told = f"{story.wrong}: {_places(waited, cell)}"
-        waited = {rank: replace(f, type_name="RuntimeError", text=told, pickled=_STALLED) for rank, f in waited.items()}
-        failed |= waited
-    causes = {rank: f for rank, f in failed.items() if rank not in waited} or failed
-    causes = dict(sorted(causes.items(), key=lambda item: (item[0] not in story.first, item[1].severed, item[0])))
-    note = ""
-    if len(causes) < len(failed):
-        note += f"; {_places(waited, cell)}"
-    names = [ended[rank].missing for rank in causes]
-    missing = next((name for name in names if name in cell.shards or name in cell.notebook), "")
-    if missing in cell.shards:
-        there = list(cell.shards[missing]._ref.mesh.ranks_key)
-        note += f"; {missing} is a tensor of the notebook on {failures.named(there)} alone"
-    elif missing:
-        note += f"; {missing} is a variable of the notebook: %mesh push {missing} sends it"
-    if state.is_stale and len(client.alive) == client.world:
-        note += "; the next cell has a new default process group: make DDP modules and groups of your own again"
-    error = failures.build(causes, None, cell.filename, note)
-    error.line = next((frame.line for frame in error.first.frames if frame.filename == cell.filename), None)
-    raise error
-
-
-def _places(failed: Mapping[int, wire.Failure], cell: SpmdCell, verb: str = "waited") -> str:
-    """As in "ranks 0, 2 waited in line 3 (dist.all_reduce(t))"."""
-    by_place: dict[str, list[int]] = {}
-    for rank, failure in failed.items():
-        frames = [f for f in failure.frames if f[0] == cell.filename]
-        place = f"line {frames[-1][1]} ({frames[-1][3]})" if frames else "a collective"
-        by_place.setdefault(place, []).append(rank)
-    return "; ".join(f"{failures.named(ranks)} {_verb(verb, ranks)} in {place}" for place, ranks in by_place.items())
-
-
-def _verb(verb: str, ranks: list[int]) -> str:
-    return "were" if verb == "was" and len(ranks) > 1 else verb
-
-
-def _lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: list[Ref]) -> dict[str, Any]:
-    handles = {}
-    for k, (name, ref) in enumerate(zip(cell.out, refs, strict=True)):
-        by_rank = {rank: m.outs[k] for rank, m in ended.items()}
-        first = by_rank[cell.ranks[0]]
-        if isinstance(first, str) or any(meta != first for meta in by_rank.values()):
-            told = {rank: meta if isinstance(meta, str) else _text(meta) for rank, meta in by_rank.items()}
-            folded: dict[str, list[int]] = {}
-            for rank, text in told.items():
-                folded.setdefault(text, []).append(rank)
-            listed = "; ".join(f"{failures.named(ranks)}: {text}" for text, ranks in folded.items())
-            raise UsageValueError(
-                f"--out {name}: a mesh tensor has one shape and dtype on all ranks, and {name} is {listed}; "
-                f"%mesh pull {name} --from all brings each rank's"
-            )
-        handles[name] = make_handle(intern(first), ref)
-    return handles
-
-
-def _text(meta: wire.TensorMeta) -> str:
-    return f"{tuple(meta.shape)} {meta.dtype}" + ("" if meta.layout == "strided" else f" {meta.layout}")
