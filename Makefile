@@ -1,6 +1,6 @@
 # make demo   from nothing to a trained model on two processes: the first notebook, run without a browser
 # make lab    the same in JupyterLab
-# make test   the whole test suite (lint, build, soak, bench, bench-peers: see below)
+# make test   the test suite (test-slow, lint, build, soak, bench, bench-peers: see below)
 #
 # Everything is made in .venv; stamps in it let the second make start at once.
 
@@ -19,7 +19,7 @@ PANEL_SOURCES := $(wildcard labextension/src/*.ts labextension/style/*) labexten
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: demo lab env test soak netlab bench bench-peers lint build clean
+.PHONY: demo lab env test test-slow soak netlab bench bench-peers lint build clean
 
 demo: $(VENV)/.stamp-user
 	$(BIN)/python notebooks/run.py notebooks/01_first_mesh.ipynb
@@ -30,11 +30,16 @@ lab: $(VENV)/.stamp-user
 env: $(VENV)/.stamp-dev
 
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "not soak and not netlab" --ignore=tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not soak and not netlab" --ignore=tests/browser $(ARGS)
 	@# Playwright keeps an event loop running on the main thread, where other tests start theirs.
-	$(BIN)/python -m pytest -m "not soak" tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not soak" tests/browser $(ARGS)
 
-soak: $(VENV)/.stamp-dev
+# What takes long and seldom breaks alone. Part of make soak.
+test-slow: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "slow and not soak and not netlab" --ignore=tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "slow and not soak" tests/browser $(ARGS)
+
+soak: test-slow
 	$(BIN)/python -m pytest -m "soak or netlab" --timeout=0 $(ARGS)
 
 # Hosts in network namespaces that are cut off and lose their power. As root, with iproute2 and util-linux.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Notebook
@@ -92,6 +93,7 @@ def test_the_panel_survives_a_reload_while_a_cell_runs_and_a_kernel_restart(note
     expect(notebook.rows).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_a_large_mesh_is_a_heat_map_that_names_the_process_pointed_at(notebook: Notebook) -> None:
     notebook.open("large.ipynb", START.format(processes=100), "meshes.set_processes(*['idle'] * 98, 'busy', 'lost')")
     notebook.show_panel()
@@ -106,6 +108,7 @@ def test_a_large_mesh_is_a_heat_map_that_names_the_process_pointed_at(notebook: 
     expect(notebook.panel.locator(".mlab-HeatMap-told")).to_have_text(re.compile(r"^0\.0 · idle · pid 4000"))
 
 
+@pytest.mark.slow
 def test_the_panel_follows_the_notebook_in_front(notebook: Notebook) -> None:
     notebook.lab.write("other.ipynb", "1 + 1")
     notebook.open("first.ipynb", TWO)
@@ -119,6 +122,7 @@ def test_the_panel_follows_the_notebook_in_front(notebook: Notebook) -> None:
     expect(notebook.rows).to_have_count(2)
 
 
+@pytest.mark.slow
 def test_the_command_palette_opens_the_panel(notebook: Notebook) -> None:
     notebook.open("palette.ipynb", "1")
     notebook.page.evaluate("() => window.jupyterapp.commands.execute('monarch-lab:open')")

@@ -31,6 +31,7 @@ def assert_as_eager(mesh: Any, cases: Iterator[tuple[str, Callable[[Any], Any]]]
     return passed
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_modules_give_what_eager_gives(mesh: Any) -> None:
     assert assert_as_eager(mesh, module_cases(1)) > 200

@@ -98,7 +98,9 @@ def test_threads_of_users_are_told_and_equal_stacks_are_one_group(mesh: Any) -> 
         "thread = threading.Thread(target=stand, name='mine')\nthread.start()"
     )
     run(mesh, body)
-    found = mesh.stacks()
+    until = time.monotonic() + 10
+    while len((found := mesh.stacks()).groups) > 1 and time.monotonic() < until:
+        pass  # a rank that is still at the end of its cell stands elsewhere
     [(ranks, told)] = found.groups
     assert ranks == (0, 1) and [t.thread for t in told.threads] == ["MainThread", "mine"]
     assert [f.function for f in told.threads[1].frames] == ["stand"]

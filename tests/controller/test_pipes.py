@@ -85,6 +85,7 @@ def test_a_sender_waits_while_so_many_are_not_received(cell: Any) -> None:
         assert [ml.inspect(pipe.recv()).item() for _ in range(5)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_function_is_told_where_it_was_to_give_something(mesh: Any) -> None:
     def fail() -> Iterator[Any]:
         yield torch.tensor(1)
@@ -108,6 +109,7 @@ def test_a_failure_of_the_function_is_told_where_it_was_to_give_something(mesh: 
     mesh.client.settle()
 
 
+@pytest.mark.slow
 def test_side_processes_end_with_the_last_reference(cell: Any) -> None:
     def idle(pipe: Any) -> None:
         pipe.send(torch.tensor(os.getpid()))

@@ -74,7 +74,10 @@ def compared(mesh: Any, make: Callable[..., Any], **options: Any) -> int:
     return training.python
 
 
-@pytest.mark.parametrize("name", _OPTIMIZERS)
+_ALWAYS = ("AdamW", "SGD", "groups")  # the others take a few seconds each
+
+
+@pytest.mark.parametrize("name", [n if n in _ALWAYS else pytest.param(n, marks=pytest.mark.slow) for n in _OPTIMIZERS])
 def test_a_recorded_step_trains_as_plain_torch(mesh: Any, name: str) -> None:
     ran = compared(mesh, _OPTIMIZERS[name])
     if name != "RAdam":  # it rectifies from the sixth step on, which is another kind of step

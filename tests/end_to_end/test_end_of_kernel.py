@@ -78,6 +78,7 @@ def test_a_restart_of_the_kernel_leaves_no_process() -> None:
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.slow
 def test_a_shutdown_of_the_kernel_leaves_no_process() -> None:
     with Kernel() as kernel:
         mark = _started(kernel)

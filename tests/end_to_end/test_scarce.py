@@ -47,6 +47,7 @@ def test_a_log_directory_that_cannot_be_written_to_is_told_and_done_without(
     assert wanted in told and "cannot be written to" in told
 
 
+@pytest.mark.slow
 def test_a_full_disk_under_the_logs_stops_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, end in ((0, "out"), (0, "err"), (1, "out"), (1, "err")):
         (tmp_path / f"scarce.{rank}.{end}").symlink_to("/dev/full")
@@ -74,7 +75,7 @@ except ml.LaunchError as e:
 """
 
 
-@pytest.mark.parametrize("limit", [12, 40, 100])
+@pytest.mark.parametrize("limit", [12, 40, pytest.param(100, marks=pytest.mark.slow)])
 def test_too_few_descriptors_are_told_and_nothing_is_left(limit: int) -> None:
     tag = f"test-{os.getpid()}-{limit}"
     done = subprocess.run(

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 NEED_A_GPU = {"nccl", "kernel_without_gpu"}
 
 
+@pytest.mark.slow
 def test_every_check_that_needs_no_gpu_holds_on_cpu_workers() -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.gpu.check", "--device", "cpu"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)

@@ -166,6 +166,7 @@ def test_lowered_priority_can_be_undone_or_is_not_lowered() -> None:
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
+@pytest.mark.slow
 def test_spares_made_taken_and_ended_again_leave_no_descriptor_or_thread(pool: Pool) -> None:
     def count() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()

@@ -34,6 +34,7 @@ def pair() -> Iterator[tuple[Any, ml.Bootstrap]]:
     assert not any(map(platform.is_alive, bootstrap.processes)) and bootstrap.get_mesh_worlds() == []
 
 
+@pytest.mark.slow
 def test_several_meshes_of_one_kernel_each_give_their_own_values() -> None:
     with ml.local_meshes(meshes=4, hosts_per_mesh=1, name="many", **CPU) as meshes:
         assert [mesh.name for mesh in meshes] == ["many_0", "many_1", "many_2", "many_3"]
