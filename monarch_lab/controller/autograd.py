@@ -225,18 +225,41 @@ def _learn(
         client.define_ambient(ambient, ambient_values(ambient), mesh.stream_number)
         pending = client.request(make, mesh.ranks_key, stream=mesh.stream_number)
         pending.mesh, pending.equal = mesh, equal
+    is_concluded = False
     try:
         client.wait(pending)
+        if not any(isinstance(m, wire.LearnFailed) for m, _ in pending.replies.values()):
+            with HeldInterrupt():  # the leaves' gradients are known, or put back
+                is_concluded = True
+                return _conclude(
+                    key, mesh, pending, roots, gradients, wanted, keep_graph, create_graph, ambient, crossings
+                )
     except KeyboardInterrupt:
-        _put_back(client, mesh)
+        if not is_concluded:
+            _put_back(client, mesh)
         raise
     except BaseException:
-        _conclude_failed(client, mesh, pending)
+        if not is_concluded:
+            _conclude_failed(client, mesh, pending)
         raise
-    bad = {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)}
-    if bad:
-        _conclude_failed(client, mesh, pending)
-        raise_learn_failure(client, bad)
+    _conclude_failed(client, mesh, pending)
+    raise_learn_failure(client, {r: m for r, (m, _) in pending.replies.items() if isinstance(m, wire.LearnFailed)})
+
+
+def _conclude(
+    key: Any,
+    mesh: Any,
+    pending: Any,
+    roots: Sequence[Any],
+    gradients: Sequence[Any],
+    wanted: Sequence[Any],
+    keep_graph: bool,
+    create_graph: bool,
+    ambient: int,
+    crossings: Sequence[return_path.Crossing],
+) -> tuple[list[int], int]:
+    """Every rank has answered: the leaves have their gradients, and the pass is known."""
+    client = mesh.client
     client.check_alive(mesh.ranks_key)
     answers = {r: m for r, (m, _) in pending.replies.items()}
     first = answers[min(answers)]

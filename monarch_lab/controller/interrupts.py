@@ -22,15 +22,19 @@ def install() -> None:
     before = sys.unraisablehook
 
     def hook(dropped: Any) -> None:
-        global _is_lost
         if dropped.exc_type is not KeyboardInterrupt:
             before(dropped)
             return
-        # Not from here: what a hook raises is dropped as well. (Nor by a Thread: its start waits, and can be hit.)
-        _is_lost = True
-        _thread.start_new_thread(_signal_again, ())
+        raise_later()  # not from here: what a hook raises is dropped as well
 
     sys.unraisablehook = hook
+
+
+def raise_later() -> None:
+    """One that came at a bad moment: by ``raise_lost``, or in a moment wherever the main thread is."""
+    global _is_lost
+    _is_lost = True
+    _thread.start_new_thread(_signal_again, ())  # no Thread: its start waits, and can be hit
 
 
 def raise_lost() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from msgspec.structs import replace
@@ -30,6 +30,7 @@ from monarch_lab.errors import InternalError, UsageError
 from monarch_lab.tensors import payload, saved
 from monarch_lab.tensors.meta import Meta, intern
 from monarch_lab.tensors.naming import name_of, shown
+from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
 
 _TENSOR = Mark("TENSOR")
@@ -104,16 +105,22 @@ def learn(call: Call) -> Any:
         pending.mesh, pending.equal = call.mesh, 0 if getattr(call.func, "opaque", False) else _folded(call)
         if not call.hashable:
             forgetting.forget_template(client, template)
+    is_concluded = False
     try:
         client.wait(pending)
+        answers = _answers(call, pending)
+        with HeldInterrupt():  # all of what it did is to be known, or none
+            is_concluded = True
+            return _conclude(call, template, pending, answers)
     except KeyboardInterrupt:
-        if len(pending.replies) == len(call.mesh.ranks_key):
+        if not is_concluded and len(pending.replies) == len(call.mesh.ranks_key):
             with contextlib.suppress(Exception, KeyboardInterrupt):
-                _conclude(call, template, pending)  # it has run: what it did to its inputs is to be known
-        elif may_write(call.func, call.kwargs):
+                answers = _answers(call, pending)
+                with HeldInterrupt():
+                    _conclude(call, template, pending, answers)  # it has run: what it did to its inputs is to be known
+        elif not is_concluded and may_write(call.func, call.kwargs):
             _no_longer_equal(call, range(len(call.tensors)))
         raise
-    return _conclude(call, template, pending)
 
 
 def _folded(call: Call) -> int:
@@ -128,10 +135,9 @@ def _no_longer_equal(call: Call, indices: Iterable[int]) -> None:
         (call.tensors[k]._store or call.tensors[k]._ref).equal = 0
 
 
-def _conclude(call: Call, template: int, pending: Pending) -> Any:
-    """Every rank has answered: make the handles, keep what was learned, or raise what failed."""
+def _conclude(call: Call, template: int, pending: Pending, answers: dict[int, tuple[wire.Learned, list[Any]]]) -> Any:
+    """Every rank has answered: make the handles, keep what was learned."""
     client = call.mesh.client
-    answers = _answers(call, pending)
     first = answers[min(answers)][0]
     entry = _entry(call, template, first)
     frames = answers[min(answers)][1]
@@ -293,7 +299,7 @@ def _answers(call: Call, pending: Pending) -> dict[int, tuple[wire.Learned, list
     raise differ_by_rank(call.func, {r: _text(m, f) for r, (m, f) in good.items()})
 
 
-def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
+def raise_learn_failure(client: Any, bad: dict[int, Any]) -> NoReturn:
     client.blame_death(m.failure for m in bad.values())
     own = {r: m.failure for r, m in sorted(bad.items()) if not m.dependent}
     if any(f.interrupted for f in own.values()):
@@ -303,7 +309,7 @@ def raise_learn_failure(client: Any, bad: dict[int, Any]) -> None:
     raise failures.build(own, None, None)
 
 
-def raise_cause(client: Any, by_rank: dict[int, Any]) -> None:
+def raise_cause(client: Any, by_rank: dict[int, Any]) -> NoReturn:
     """An input had failed before: raise what failed first, with its own line where that has not been raised yet."""
     client.settle(client.ties.of(by_rank))
     client.raise_failure(by_rank[min(by_rank)])

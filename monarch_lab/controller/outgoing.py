@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
+from monarch_lab.controller import interrupts
 from monarch_lab.controller.defined import Defined
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
@@ -378,20 +379,30 @@ class Outgoing:
         frames: Sequence[bytes | memoryview] = (),
         stream: int = 0,
     ) -> Pending:
-        """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it."""
+        """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it.
+
+        A Ctrl-C that comes while it is sent is raised where the answer is waited for: who asked knows then what for.
+        """
         self._check_recorder()
-        with self.lock:
-            ranks = tuple(ranks)
-            self.check_alive(ranks)
-            with HeldInterrupt():
-                batch = self._flush_held(joining=ranks if stream == self.stream else None)
-                ident = self._last_ident = next(self._idents)
-                pending = self._pending[ident] = Pending(ranks, self.batch)
-                self.progress.note_call(ident, here(2), pending)
-                order = make(ident)
-                whole = order if batch is None else wire.Together(batch, order)
-                self._send_definitions()
-                self._send(ranks, self._routed(whole, stream, ranks), frames)
+        ranks = tuple(ranks)
+        pending: Pending | None = None
+        try:
+            with self.lock:
+                self.check_alive(ranks)
+                with HeldInterrupt():
+                    batch = self._flush_held(joining=ranks if stream == self.stream else None)
+                    ident = self._last_ident = next(self._idents)
+                    order = make(ident)
+                    pending = self._pending[ident] = Pending(ranks, self.batch)
+                    self.progress.note_call(ident, here(2), pending)
+                    whole = order if batch is None else wire.Together(batch, order)
+                    self._send_definitions()
+                    self._send(ranks, self._routed(whole, stream, ranks), frames)
+        except KeyboardInterrupt:
+            if pending is None:
+                raise
+            interrupts.raise_later()
+        assert pending is not None
         for rank in ranks:  # it may have died in between
             if rank in self._gone:
                 pending.give_up(rank)

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import zmq
 
 from monarch_lab.transport import worker_link
 from monarch_lab.transport.platform import memory_bytes
@@ -23,6 +24,7 @@ from monarch_lab.worker.spmd import Spmd
 
 _OUR_THREADS = ("monarch-output", "monarch-feeder")
 _TRANSPORT = os.path.dirname(worker_link.__file__)
+_ZMQ = os.path.dirname(zmq.__file__)  # a thread of its own lets go of what was sent without a copy
 _MAX_FRAMES = 100
 _LARGEST = 5
 
@@ -52,6 +54,8 @@ def _frames(top: FrameType) -> list[tuple[str, int, str, str]]:
     ours = [k for k, (frame, _) in enumerate(stack) if is_ours(frame)]
     if ours and os.path.dirname(stack[ours[-1]][0].f_code.co_filename) == _TRANSPORT:
         del stack[ours[-1] :]  # it waits for an order, in C code of others
+    elif any(frame.f_code.co_filename.startswith(_ZMQ) for frame, _ in stack) and not ours:
+        return []
     told = [(frame, line) for frame, line in stack[ours[0] if ours else 0 :] if not is_ours(frame)]
     return [told_frame(f, line) for f, line in told if f.f_code.co_filename != threading.__file__][-_MAX_FRAMES:]
 
