@@ -37,7 +37,8 @@ def test_each_rank_asks_with_its_label_and_gets_its_own_line(kernel: Kernel) -> 
     assert kernel.run(f"%%spmd -q\n{body}", answer=answer) == "ok", error(kernel)
     assert sorted(asked) == sorted(answers)
     assert shown(kernel) == ["rank 0: ('ada', 's0')\nrank 1: ('bob', 's1')"]
-    assert sorted(kernel.text().splitlines()) == ["[0.0] before", "[0.1] before"]
+    # One line where both had printed it by the first prompt.
+    assert sorted(kernel.text().splitlines()) in (["[0.0-0.1] before"], ["[0.0] before", "[0.1] before"])
 
 
 def test_a_password_is_hidden(kernel: Kernel) -> None:
