@@ -149,6 +149,7 @@ class Client(Listener):
         """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
         self._waiters.append(pending)
         try:
+            interrupts.raise_lost()  # one that came while the question was sent, even if it is answered by now
             if self._prompts or self._inputs:
                 pending.bell.put(None)
             while not pending.done:
