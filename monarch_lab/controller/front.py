@@ -35,6 +35,10 @@ class InputPrompt:
     alive: Callable[[], bool]  # False once its worker is gone: stop asking
 
 
+class NobodyToAskError(Exception):
+    """What is said to the code that asks."""
+
+
 class Front(Protocol):
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         """A worker printed. Called on the I/O thread: must not block."""
@@ -58,8 +62,8 @@ class Front(Protocol):
         """A worker displayed something. Called on the I/O thread: must not block."""
 
     def ask_input(self, prompt: InputPrompt) -> str | None:
-        """A line for ``input()``; None at the end of input. Raises NotImplementedError, with what is said to the
-        code that asks, where nobody can be asked. Called on the thread that waits."""
+        """A line for ``input()``; None at the end of input. Raises NobodyToAskError where nobody can be
+        asked. Called on the thread that waits."""
 
 
 class TerminalFront:
@@ -96,7 +100,7 @@ class TerminalFront:
 
     def ask_input(self, prompt: InputPrompt) -> str | None:
         if not sys.stdin or not sys.stdin.isatty():
-            raise NotImplementedError("the program that drives the mesh has no terminal to ask in")
+            raise NobodyToAskError("the program that drives the mesh has no terminal to ask in")
         question = f"[{prompt.label}] {prompt.prompt}"
         return getpass.getpass(question) if prompt.hidden else input(question)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from monarch_lab.controller.front import Front, InputPrompt
+from monarch_lab.controller.front import Front, InputPrompt, NobodyToAskError
 from monarch_lab.wire.engine import InputRead, InputReply
 
 
@@ -74,7 +74,7 @@ class Inputs:
             return InputReply(read.number, front.ask_input(prompt))
         except EOFError:
             return InputReply(read.number)
-        except NotImplementedError as e:
+        except NobodyToAskError as e:
             return InputReply(read.number, refused=str(e))
 
     def _interrupt(self, rank: int, read: InputRead) -> None:

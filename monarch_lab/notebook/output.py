@@ -149,7 +149,9 @@ class Front:
         try:
             return asking.ask(self._shell, question, prompt.alive, password=prompt.hidden)
         except asking.CannotAskError:
-            raise NotImplementedError(
+            from monarch_lab.controller.front import NobodyToAskError  # it brings torch: a mesh runs, so it is there
+
+            raise NobodyToAskError(
                 "this front end cannot ask for input (it has no box to type a line into); give the value to the cell "
                 "in a variable"
             ) from None
