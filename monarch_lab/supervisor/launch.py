@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from monarch_lab.supervisor.lifecycle import ProcessInfo
+from monarch_lab.wire.supervision import LaunchWorker
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,13 @@ class Listener(Protocol):
 
     def on_lost(self, reason: str) -> None:
         """The agent is gone, and every worker with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The workers of a mesh, by rank, and who is told of them."""
+
+    name: str
+    launches: dict[int, LaunchWorker]
+    processes: dict[int, ProcessInfo]
+    listener: Listener

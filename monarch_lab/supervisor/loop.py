@@ -1,7 +1,7 @@
 """The supervisor's I/O thread: what agent and workers say, and their ends, in; snapshots and the listener's calls out.
 
 Runs on: its own thread, but for ``publish``, ``order_agent`` and ``ask_to_stop``, which any thread may call. The
-thread owns the report socket; a sender that sees subscriptions waiting rings for it, and it takes them in.
+thread reads the report socket; a sender that sees subscriptions waiting rings for it, and it takes them in.
 """
 
 from __future__ import annotations
@@ -13,34 +13,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import zmq
 from msgspec import structs
 
-from monarch_lab.config import MARK_VARIABLE, Settings
-from monarch_lab.errors import ClosedError, LaunchError, ProtocolError
+from monarch_lab.config import Settings
+from monarch_lab.errors import ClosedError, LaunchError
 from monarch_lab.supervisor.agent_process import AgentProcess
-from monarch_lab.supervisor.launch import Listener
-from monarch_lab.supervisor.lifecycle import (
-    Event,
-    Exited,
-    NotStarted,
-    ProcessInfo,
-    ProcessState,
-    Started,
-    Welcomed,
-)
+from monarch_lab.supervisor.held_ends import QUIET_AT_LATEST_S, QUIET_S, HeldEnds
+from monarch_lab.supervisor.launch import Listener, Plan
+from monarch_lab.supervisor.leftovers import end_what_is_left
+from monarch_lab.supervisor.lifecycle import Event, Exited, NotStarted, ProcessInfo, ProcessState, Started, Welcomed
 from monarch_lab.supervisor.order_channel import OrderChannel
 from monarch_lab.supervisor.process_table import ProcessTable
 from monarch_lab.supervisor.progress import MeshState, Stage, StartClock
-from monarch_lab.supervisor.roll import AGENT, Entry, Roll, is_hello, worker_identity
+from monarch_lab.supervisor.report_socket import ReportSocket
+from monarch_lab.supervisor.roll import AGENT, Entry, Roll, worker_identity
 from monarch_lab.supervisor.silence import Silence, Verdict
-from monarch_lab.transport import platform
 from monarch_lab.transport.door import Door
 from monarch_lab.transport.doorbell import Doorbell
-from monarch_lab.transport.frames import configure, poll_ms, receive_frames, send_frames
-from monarch_lab.wire.codec import Decoder, encode
+from monarch_lab.transport.frames import poll_ms
+from monarch_lab.wire.codec import encode
 from monarch_lab.wire.engine import control_topic, topic
 from monarch_lab.wire.supervision import (
     AgentEnding,
@@ -48,7 +41,6 @@ from monarch_lab.wire.supervision import (
     AgentSpec,
     AgentStopped,
     Beat,
-    FromAgent,
     LaunchWorker,
     Message,
     ProcessExited,
@@ -61,23 +53,6 @@ from monarch_lab.wire.supervision import (
 )
 
 log = logging.getLogger(__name__)
-_decode_from_agent = Decoder(FromAgent)
-# The agent tells an end over its own connection, so that the dead worker's last reports may still be on their way
-# through zmq's reader: it is told on after a round of this length without a report, and at the latest, beside
-# workers that never fall silent, after the second.
-_QUIET_S = 0.003
-_QUIET_AT_LATEST_S = 0.05
-_MESSAGES_A_ROUND = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The workers of a mesh, by rank, and who is told of them."""
-
-    name: str
-    launches: dict[int, LaunchWorker]
-    processes: dict[int, ProcessInfo]
-    listener: Listener
 
 
 class SupervisorLoop:
@@ -98,16 +73,16 @@ class SupervisorLoop:
         self._roll = Roll(spec.key)
         self._welcome = encode(Welcome(spec.key))
         self._orders = OrderChannel()
+        self._reports = ReportSocket(self._roll, self._tell_report, self._handle_agent, self._admit)
         self._to_agent: deque[Message] = deque()
         self._to_replace: deque[int] = deque()  # ranks whose process has ended and shall have another
         self._doorbell = Doorbell()
         self._stop_asked = threading.Event()
         self._agent: AgentProcess | None = None
-        self._silence: Silence | None = None  # from the first beat on
+        self._silence = Silence(self._timeouts.look, self._timeouts.unreachable, self._timeouts.lost)
         self._given_up = ""
         self._lifeline = -1
-        self._ended: list[ProcessExited] = []
-        self._ended_by = float("inf")
+        self._ends = HeldEnds()
         self._thread = threading.Thread(target=self._run, name=f"supervisor {name}", daemon=True)
         self._opened = contextlib.ExitStack()
 
@@ -120,11 +95,9 @@ class SupervisorLoop:
         self._door = Door(context, self._spec.key, self._timeouts.link_handshake)
         self._opened.callback(self._door.close)
         self._door.open()
-        self._reports = context.socket(zmq.ROUTER)
-        self._opened.callback(self._reports.close, linger=0)
-        configure(self._reports, 0)
+        reports = self._reports.open(context, self._door, self._spec.reports)
+        self._opened.callback(self._reports.close)
         orders = self._orders.open(context, self._door, self._spec.orders)
-        reports = self._door.bind(self._reports, self._spec.reports)
         self._spec = structs.replace(self._spec, orders=orders, reports=reports, curve=self._door.make_keys(AGENT))
         self._agent, self._lifeline = start_agent(self._spec)
         self.start.enter(Stage.AGENT, 1, time.monotonic())
@@ -211,7 +184,7 @@ class SupervisorLoop:
     def _serve(self) -> None:
         assert self._agent is not None
         poller = zmq.Poller()
-        sources: list[object] = [self._reports, self._orders.fd, self._doorbell.fd]
+        sources: list[object] = [self._reports.socket, self._orders.fd, self._doorbell.fd]
         if self._agent.end_fd is not None:
             sources.append(self._agent.end_fd)
         for source in sources:
@@ -220,7 +193,7 @@ class SupervisorLoop:
             ready = dict(poller.poll(self._wait_ms()))
             self._doorbell.answer()
             self._take_plan()
-            quiet = not self._read_reports() if self._reports in ready else True
+            quiet = not self._reports.read() if self._reports.socket in ready else True
             self._take_subscriptions()
             self._replace_asked()
             self._send_to_agent()
@@ -247,12 +220,10 @@ class SupervisorLoop:
         self._plan_taken.set()
 
     def _wait_ms(self) -> int:
-        if self._ended:
-            return poll_ms(_QUIET_S)
+        if self._ends:
+            return poll_ms(QUIET_S)
         now = time.monotonic()
-        until = self.start.due - now
-        if self._silence is not None:
-            until = min(until, self._silence.next_look - now)
+        until = min(self.start.due, self._silence.next_look) - now
         if self._agent is not None and self._agent.end_fd is None:
             until = min(until, self._timeouts.beat)
         return -1 if until == float("inf") else poll_ms(until)
@@ -264,7 +235,7 @@ class SupervisorLoop:
                 # Listed before the process can be there: libzmq's clients try no second time once they were refused.
                 keys = self._door.make_keys(worker_identity(message.process))
                 message = structs.replace(message, curve=keys)
-            send_frames(self._reports, [AGENT, encode(message)])
+            self._reports.send_to_agent(message)
 
     def _replace_asked(self) -> None:
         while self._to_replace:
@@ -272,48 +243,19 @@ class SupervisorLoop:
             self._roll.expect(launch.rank, launch.process)
             self._to_agent.append(launch)
 
-    def _read_reports(self) -> bool:
-        """Take in what is there, up to a round's worth; whether there was anything."""
-        for count in range(_MESSAGES_A_ROUND):
-            try:
-                parts = receive_frames(self._reports, wait=False)
-            except zmq.Again:
-                return count > 0
-            identity = parts[0].bytes
-            if len(parts) == 1:
-                continue
-            if self._door.is_from(parts[-1], identity):
-                self._handle_message(identity, parts[1:])
-            else:
-                self._roll.refuse(identity, "it holds another's key")
-        return True
+    def _tell_report(self, rank: int, frames: list[bytes | memoryview]) -> None:
+        self._tell(lambda listener: listener.on_report(rank, frames))
 
-    def _handle_message(self, identity: bytes, parts: list[zmq.Frame]) -> None:
-        rank = self._roll.rank_of(identity)
-        if rank is not None:
-            header = parts[0].bytes
-            if is_hello(header):
-                self._roll.refuse(identity, f"rank {rank} has said hello before")
-                return
-            if self._listener is not None:
-                self._tell(self._listener.on_report, rank, [header, *(part.buffer for part in parts[1:])])
-        elif self._roll.is_agent(identity):
-            try:
-                self._handle_agent(_decode_from_agent(parts[0].buffer))
-            except ProtocolError as e:
-                log.warning("a message of the agent is dropped: %s", e)
+    def _admit(self, peer: AgentHello | Entry) -> None:
+        if isinstance(peer, Entry):
+            self._greet(peer)
         else:
-            match self._roll.admit(identity, len(parts), parts[0].buffer):
-                case AgentHello():
-                    self._to_agent.appendleft(Welcome(self._spec.key))
-                    self.start.enter(Stage.IMPORTS, 1, time.monotonic())
-                case Entry() as entry:
-                    self._greet(entry)
+            self._to_agent.appendleft(Welcome(self._spec.key))
+            self.start.enter(Stage.IMPORTS, 1, time.monotonic())
 
     def _take_subscriptions(self) -> None:
         for name in self._orders.take_subscriptions():
-            entry = self._roll.subscribe(name)
-            if entry is not None:
+            if entry := self._roll.subscribe(name):
                 self._greet(entry)
 
     def _greet(self, entry: Entry) -> None:
@@ -338,7 +280,7 @@ class SupervisorLoop:
                 stage = Stage.WORKERS if self.processes else Stage.IDLE
                 self.start.enter(stage, len(self.processes), time.monotonic())
             case ZygoteFailed():
-                self._note_zygote_end(message.text)
+                self.start.note_zygote_end(message.text)
             case ProcessStarted():
                 rank = self._table.rank(message.process)
                 self._apply(rank, Started(message.pid))
@@ -352,35 +294,18 @@ class SupervisorLoop:
                 pass  # one word for all of them follows, with the agent's end
             case ProcessExited():
                 self._table.rank(message.process)
-                if not self._ended:
-                    self._ended_by = time.monotonic() + _QUIET_AT_LATEST_S
-                self._ended.append(message)
+                self._ends.add(message)
             case Beat():
-                self._hear_beat(time.monotonic())
+                self._silence.hear(time.monotonic())
                 self._table.note_usage(message.usage)
-                if self._listener is not None:
-                    self._tell(self._listener.on_beat)
+                self._tell(lambda listener: listener.on_beat())
             case AgentEnding():
                 self._given_up = f"it was stopped from outside ({message.note})"
             case AgentStopped() | AgentHello():
                 pass
 
-    def _note_zygote_end(self, text: str) -> None:
-        """Of no effect once there are workers: the agent starts another zygote when one is to be forked."""
-        match self.start.progress.stage:
-            case Stage.IMPORTS:
-                self.start.fail_start(f"the workers' modules cannot be imported:\n{text}")
-            case Stage.IDLE:
-                self.start.fail_start(f"the zygote has ended:\n{text}")
-
-    def _hear_beat(self, now: float) -> None:
-        times = self._timeouts
-        if self._silence is None:
-            self._silence = Silence(times.look, times.unreachable, times.lost, now)
-        self._silence.hear(now)
-
     def _judge_silence(self, now: float) -> None:
-        if self._silence is None or self._given_up or not self._silence.is_due(now):
+        if self._given_up or not self._silence.is_due(now):
             return
         assert self._agent is not None
         verdict = self._silence.look(now)
@@ -389,14 +314,11 @@ class SupervisorLoop:
             # Killed, and the rest is as with any agent that ends: the guard ends what is below it.
             self._given_up = f"{text} for {self._silence.for_s(now):.0f} s"
             self._agent.kill()
-        elif self._listener is not None:
-            self._tell(self._listener.on_silence, text if verdict is Verdict.UNREACHABLE else "")
+        else:
+            self._tell(lambda listener: listener.on_silence(text if verdict is Verdict.UNREACHABLE else ""))
 
     def _tell_ended(self, quiet: bool) -> None:
-        if not self._ended or not (quiet or time.monotonic() >= self._ended_by):
-            return
-        ended, self._ended = self._ended, []
-        for exited in ended:
+        for exited in self._ends.due(quiet):
             rank = self._table.rank(exited.process)
             self._roll.strike(exited.process)
             self._door.strike(worker_identity(exited.process))
@@ -406,7 +328,7 @@ class SupervisorLoop:
     def _handle_agent_end(self) -> None:
         assert self._agent is not None
         self._take_plan()  # who asked in this moment is told what became of it
-        while self._read_reports():
+        while self._reports.read():
             pass
         self._tell_ended(quiet=True)
         self._end_what_is_left(time.monotonic() + self._timeouts.stop_grace)
@@ -418,15 +340,14 @@ class SupervisorLoop:
     def _lose_agent(self, reason: str) -> None:
         self._table.lose_all()
         self.start.move(MeshState.FAILED)
-        if self._listener is not None:
-            self._tell(self._listener.on_lost, reason)
+        self._tell(lambda listener: listener.on_lost(reason))
 
     # --- stages and snapshots
 
     def _apply(self, rank: int, event: Event) -> None:
         info = self._table.apply(rank, event)
-        if info is not None and self._listener is not None:
-            self._tell(self._listener.on_process, info)
+        if info is not None:
+            self._tell(lambda listener: listener.on_process(info))
 
     def _check_stage(self) -> None:
         if time.monotonic() >= self.start.due:
@@ -434,9 +355,11 @@ class SupervisorLoop:
             assert self._agent is not None
             self.start.fail_start(f"{self.start.late_text(missing)}\n{self._agent.last_lines()}")
 
-    def _tell(self, call: Callable[..., None], *args: object) -> None:
+    def _tell(self, say: Callable[[Listener], None]) -> None:
+        if self._listener is None:
+            return
         try:
-            call(*args)
+            say(self._listener)
         except Exception:
             # The listener's bug must not cost the mesh its supervisor.
             log.exception("a listener of mesh %s failed", self.name)
@@ -459,37 +382,19 @@ class SupervisorLoop:
         self._end_what_is_left(give_up)
 
     def _end_what_is_left(self, deadline: float) -> None:
-        """Of an agent that has ended. Only a guard that was killed as well leaves anything to find."""
-        self._wait_for_guard(deadline)
-        while platform.kill_marked(MARK_VARIABLE, self._spec.mark):
-            if time.monotonic() >= deadline:
-                self._tell_unkillable()
-                return
-            time.sleep(_QUIET_S)
-
-    def _tell_unkillable(self) -> None:
-        for pid in platform.marked(MARK_VARIABLE, self._spec.mark):
-            used = platform.usage(pid)
-            state = used[2] if used is not None else "?"
-            log.warning("mesh %s: process %d does not end (SIGKILL was sent; its state is %s)", self.name, pid, state)
+        end_what_is_left(self.name, self._spec.mark, self._lifeline, deadline)
 
     def _serve_until_end(self, deadline: float) -> None:
         """Go on reading, so that the last reports and the ends are told."""
         assert self._agent is not None
         poller = zmq.Poller()
-        poller.register(self._reports, zmq.POLLIN)
+        poller.register(self._reports.socket, zmq.POLLIN)
         if self._agent.end_fd is not None:
             poller.register(self._agent.end_fd, zmq.POLLIN)
         while not self._agent.has_ended() and (left := deadline - time.monotonic()) > 0:
             # In short rounds: a pidfd is readable a moment before its process can be collected, or is not there.
-            poller.poll(poll_ms(min(left, _QUIET_AT_LATEST_S)))
-            self._read_reports()
+            poller.poll(poll_ms(min(left, QUIET_AT_LATEST_S)))
+            self._reports.read()
             self._tell_ended(quiet=True)
-        while self._read_reports():
+        while self._reports.read():
             pass
-
-    def _wait_for_guard(self, deadline: float) -> None:
-        """End of file on the lifeline: neither agent nor guard is left."""
-        poller = zmq.Poller()
-        poller.register(self._lifeline, zmq.POLLIN)
-        poller.poll(poll_ms(deadline - time.monotonic()))

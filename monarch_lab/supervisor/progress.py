@@ -78,6 +78,14 @@ class StartClock:
         if self.progress.state is MeshState.STARTING:
             self._set(state=MeshState.FAILED, failure=text.rstrip())
 
+    def note_zygote_end(self, text: str) -> None:
+        """Of no effect once there are workers: the agent starts another zygote when one is to be forked."""
+        match self.progress.stage:
+            case Stage.IMPORTS:
+                self.fail_start(f"the workers' modules cannot be imported:\n{text}")
+            case Stage.IDLE:
+                self.fail_start(f"the zygote has ended:\n{text}")
+
     def move(self, state: MeshState) -> None:
         self._set(state=state)
 

@@ -19,15 +19,17 @@ class Verdict(Enum):
 
 
 class Silence:
-    def __init__(self, look_every_s: float, unreachable_s: float, lost_s: float, now: float) -> None:
+    """Judged from what is heard first on."""
+
+    def __init__(self, look_every_s: float, unreachable_s: float, lost_s: float) -> None:
         self._look_every_s = look_every_s
         self._unreachable_s = unreachable_s
         self._lost_s = lost_s
-        self._heard = now
-        self._looked = now
+        self._heard = self._looked = float("inf")
 
     def hear(self, now: float) -> None:
         self._heard = now
+        self._looked = min(self._looked, now)
 
     def is_due(self, now: float) -> bool:
         return now >= self.next_look

@@ -11,9 +11,9 @@ from types import TracebackType
 from monarch_lab.config import Settings
 from monarch_lab.errors import ClosedError, InternalError, LaunchError
 from monarch_lab.supervisor.groundwork import Ground, Groundwork
-from monarch_lab.supervisor.launch import Listener, MeshLaunch
+from monarch_lab.supervisor.launch import Listener, MeshLaunch, Plan
 from monarch_lab.supervisor.lifecycle import ProcessInfo, ProcessState
-from monarch_lab.supervisor.loop import Plan, SupervisorLoop
+from monarch_lab.supervisor.loop import SupervisorLoop
 from monarch_lab.supervisor.progress import MeshState, OnProgress, Progress
 from monarch_lab.transport import platform
 from monarch_lab.transport.frames import share
