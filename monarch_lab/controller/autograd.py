@@ -37,9 +37,8 @@ def set_grad(tensor: Any, value: Any) -> None:
         if value._ref.mesh is not tensor._ref.mesh:
             raise wrong_mesh(torch.autograd.backward, [tensor, value])
         if value._meta.shape != tensor._meta.shape:
-            raise RuntimeError(
-                f"assigned grad has data of a different size: {tuple(value.shape)}, not {tuple(tensor.shape)}"
-            )
+            sizes = f"{tuple(value.shape)}, not {tuple(tensor.shape)}"
+            raise RuntimeError(f"assigned grad has data of a different size: {sizes}")
         send(value)
     elif tensor._grad is None:
         return
@@ -68,8 +67,7 @@ def set_data(tensor: Any, value: torch.Tensor) -> None:
     if not getattr(value, "is_mesh_tensor", False):
         raise UsageTypeError("LOCAL_TENSOR: .data of a mesh tensor is a mesh tensor: use mesh.replicate(value)")
     dispatch.dispatch(torch.Tensor.data.__set__, (tensor, value))
-    shared = value._store or value._ref
-    tensor._store = shared
+    tensor._store = shared = value._store or value._ref
     shared.share(value, tensor)
 
 

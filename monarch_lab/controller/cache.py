@@ -51,6 +51,7 @@ class Cache:
         self.templates: dict[tuple[Any, ...], int] = {}
         self.plans: dict[tuple[Any, ...], Plan] = {}
         self.moves: dict[tuple[Any, ...], Any] = {}  # see crossings.py
+        self.functions: dict[bytes, int] = {}  # sent by value: the number of each, by digest
         self.never: set[tuple[Any, ...]] = set()  # kinds whose result was another than the first time
         self.forgotten: set[int] = set()  # numbers whose prediction was wrong: recordings with them are not used
         # What of each entry is in the stream: (inputs, numbers, new outputs); of a plan, under its number made
@@ -62,6 +63,7 @@ class Cache:
         self.asked = 0  # calls that wait every time: data dependent
         self._limit = limit
         self._template_numbers = 0
+        self._function_numbers = 0
         self._entry_numbers = 15  # FIRST_ENTRY - 1
         self._plan_numbers = 0
 
@@ -72,6 +74,10 @@ class Cache:
     def next_entry(self) -> int:
         self._entry_numbers += 1
         return self._entry_numbers
+
+    def next_function(self) -> int:
+        self._function_numbers += 1
+        return self._function_numbers
 
     def next_plan(self) -> int:
         self._plan_numbers += 1
@@ -86,11 +92,16 @@ class Cache:
     @property
     def is_full(self) -> bool:
         """More is known than is to be: see forgetting.py."""
-        return len(self.templates) >= self._limit or len(self.entries) >= self._limit or len(self.never) >= self._limit
+        most = max(len(self.templates), len(self.entries), len(self.never), 10 * len(self.functions))
+        return most >= self._limit
 
     @property
     def is_full_of_plans(self) -> bool:
         return len(self.plans) >= self._limit // 10
+
+    @property
+    def is_full_of_moves(self) -> bool:
+        return len(self.moves) >= self._limit // 10
 
     def forget(self, number: int) -> None:
         """Drop the entry (or, negative, the plan) of this number. Calls of its kind are asked each time from now on."""

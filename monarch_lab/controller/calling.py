@@ -58,6 +58,7 @@ def send_call(
     finally:
         active_mesh.reset(token)
     call.mesh = mesh
+    forgetting.make_room(client)
     template = template_of(call)
 
     def make(ident: int) -> wire.Question:

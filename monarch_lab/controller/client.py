@@ -43,7 +43,6 @@ class Client(Listener):
         super().__init__(name, world, settings)
         self.cache = Cache(settings.engine.cache_entries)
         self.leaves: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.payloads: dict[bytes, int] = {}  # functions sent by value, by digest
         self.retained: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.varied_mesh: Any = None
         self.vary_level = 0

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from torch.utils._pytree import tree_map
 
 from monarch_lab.controller import constants, dispatch, locations
+from monarch_lab.controller.forgetting import make_room
 from monarch_lab.controller.refs import GRAPH, Ref
 from monarch_lab.controller.state import ambient_number, recorder
 from monarch_lab.controller.streams import hand_over
@@ -41,7 +42,7 @@ class Span:
         self.client.check_alive(self.ranks_key)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Move:
     """A kind of move: from ``home`` to ``far``, of values of one kind."""
 
@@ -232,6 +233,7 @@ def _move(home: Any, far: Any, kind: str, groups: list[list[int]], meta: Meta, c
     key = (home, far, kind, meta, crosses, inference, tuple(map(tuple, groups)))
     found = client.cache.moves.get(key)
     if found is None:
+        make_room(client)
         ranks = {rank for group in groups for rank in group} | (set(home.ranks_key) if crosses else set())
         given = replace(meta.wire, is_conj=False, is_neg=False)
         told = _result(given, kind, len(groups[0]) - 1 if groups else 0, far, crosses, inference)

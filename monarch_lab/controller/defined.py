@@ -40,11 +40,17 @@ class Defined:
             number: int = getattr(definition, definition.__struct_fields__[0])
             self._known[type(definition), number] = (definition, taken)
 
-    def templates_but(self, entries: Iterable[int]) -> list[int]:
-        """The templates that none of these entries is of."""
-        keys = [(wire.EntryDef, number) for number in entries]
-        kept = {self._known[key][0].template for key in keys if key in self._known}  # type: ignore[union-attr]
-        return [number for kind, number in self._known if kind is wire.TemplateDef and number not in kept]
+    def unused_by(self, entries: Iterable[int]) -> tuple[list[int], list[int]]:
+        """The templates that none of these entries is of, and the functions sent by value that none of them calls."""
+        told = [self._known[key][0] for key in ((wire.EntryDef, n) for n in entries) if key in self._known]
+        kept = {entry.template for entry in told if isinstance(entry, wire.EntryDef)}
+        templates = [d for d, _ in self._known.values() if isinstance(d, wire.TemplateDef)]
+        called = {d.function for d in templates if d.template in kept}
+        functions = [number for kind, number in self._known if kind is wire.PayloadDef and number > 0]
+        return (
+            [d.template for d in templates if d.template not in kept],
+            [number for number in functions if f"payload:{number}" not in called],
+        )
 
     def _forget(self, told: wire.ForgetDef) -> None:
         for kind, numbers in (
@@ -52,6 +58,8 @@ class Defined:
             (wire.PayloadDef, [-n for n in told.templates]),  # its sources
             (wire.EntryDef, told.entries),
             (wire.BackwardDef, told.plans),
+            (wire.PayloadDef, told.payloads),
+            (wire.MoveDef, told.moves),
         ):
             for number in numbers:
                 self._known.pop((kind, number), None)

@@ -83,3 +83,19 @@ def differ_by_rank(func: Any, texts: dict[int, str]) -> UsageError:
         f"{shown(func)} gave different results on the ranks ({listed}), and a mesh tensor has one shape and dtype "
         "everywhere: pad or reduce it inside a function called with ml.remote, or look at them with ml.fetch_all"
     )
+
+
+def wide_state_beside_streams() -> UsageError:
+    return UsageError(
+        "the default dtype, deterministic algorithms, anomaly mode and switches of torch.backends are kept for the "
+        "whole process, and another stream would see them: wait for the streams first, with mesh.sync(), and use them "
+        "on the default stream"
+    )
+
+
+def stream_beside_wide_state() -> UsageError:
+    return UsageError(
+        "ops with a default dtype, deterministic algorithms, anomaly mode or switches of torch.backends of their own "
+        "may still run on the default stream, and torch keeps these for the whole process: wait for them with "
+        "mesh.sync() first"
+    )

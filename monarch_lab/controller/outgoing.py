@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
-from monarch_lab.controller import interrupts
+from monarch_lab.controller import interrupts, messages
 from monarch_lab.controller.defined import Defined
 from monarch_lab.controller.locations import Location, here
 from monarch_lab.controller.progress import Progress
 from monarch_lab.controller.state import is_process_wide
 from monarch_lab.controller.state import recorder as current_recorder
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import ClosedError, DeviceException, InternalError, UsageError
+from monarch_lab.errors import ClosedError, DeviceException, InternalError
 from monarch_lab.supervisor import ProcessInfo, Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
@@ -80,8 +80,7 @@ class Outgoing:
         self._definitions: list[wire.Definition] = []
         self._definition_frames: list[bytes | memoryview] = []
         self._known_ambients: set[int] = set()
-        # Sent before, for processes that come later.
-        self.defined = Defined()
+        self.defined = Defined()  # sent before, for processes that come later
         # what is asked, and how far the ranks are
         self.progress = Progress(world)
         self._idents = itertools.count(1)
@@ -166,18 +165,10 @@ class Outgoing:
         while the others have nothing to do."""
         if is_process_wide(values):
             if stream or self._busy_streams or (self.stream and self.code):  # sent, or about to be
-                raise UsageError(
-                    "the default dtype, deterministic algorithms, anomaly mode and switches of torch.backends are kept "
-                    "for the whole process, and another stream would see them: wait for the streams first, with "
-                    "mesh.sync(), and use them on the default stream"
-                )
+                raise messages.wide_state_beside_streams()
             self._is_wide = True
         elif stream and self._is_wide:
-            raise UsageError(
-                "ops with a default dtype, deterministic algorithms, anomaly mode or switches of torch.backends of "
-                "their own may still run on the default stream, and torch keeps these for the whole process: wait for "
-                "them with mesh.sync() first"
-            )
+            raise messages.stream_beside_wide_state()
 
     # --- sending; each caller holds the lock
 
@@ -272,7 +263,7 @@ class Outgoing:
         is_alone = not self._elsewhere and (report or not due)
         if joining is not None and is_alone and joining == (self.all_ranks if ranks is None else ranks):
             return batch
-        self._send_definitions()  # before _routed, which tells a stream new to the worker all there are
+        self.send_definitions()  # before _routed, which tells a stream new to the worker all there are
         self._send(ranks, self._routed(batch, stream, ranks))
         if self._elsewhere:
             self.batch += 1
@@ -315,10 +306,10 @@ class Outgoing:
         return ranks is None or len(ranks) == self.world
 
     def _send(self, ranks: tuple[int, ...] | None, header: bytes, frames: Sequence[bytes | memoryview] = ()) -> None:
-        self._send_definitions()
+        self.send_definitions()
         self.supervisor.send(None if self._everywhere(ranks) else ranks, header, frames)
 
-    def _send_definitions(self) -> None:
+    def send_definitions(self) -> None:
         if self._definitions:
             definitions, payloads = self._definitions, self._definition_frames
             self._definitions, self._definition_frames = [], []
@@ -362,7 +353,7 @@ class Outgoing:
             self.flush()
             with HeldInterrupt():
                 to = None if ranks is None else tuple(ranks)
-                self._send_definitions()
+                self.send_definitions()
                 self._send(to, self._routed(message, stream, to), frames)
 
     def after_all(self, fn: Callable[[], None]) -> None:
@@ -396,7 +387,7 @@ class Outgoing:
                     pending = self._pending[ident] = Pending(ranks, self.batch)
                     self.progress.note_call(ident, here(2), pending)
                     whole = order if batch is None else wire.Together(batch, order)
-                    self._send_definitions()
+                    self.send_definitions()
                     self._send(ranks, self._routed(whole, stream, ranks), frames)
         except KeyboardInterrupt:
             if pending is None:

@@ -66,6 +66,7 @@ class _Builder:
         recording = self.recording
         recording.lines = [op.where for op in self.recorder.ops]
         recording.entries = frozenset(self._entries())
+        recording.moves = frozenset(op.plan for op in self.recorder.ops if op.number == Op.MOVE)
         recording.writes = sorted(set(self._writes()))
         recording.signature = list(self._signature())
         recording.tape = self.recorder.tape.close()

@@ -121,6 +121,7 @@ class Recording:
     slots: list[Any] = field(default_factory=list)
     ties: list[tuple[frozenset[int], bool]] = field(default_factory=list)  # see ties.py
     entries: frozenset[int] = frozenset()
+    moves: frozenset[int] = frozenset()
     signature: list[tuple[Any, ...]] = field(default_factory=list)
     lines: list[locations.Location] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)  # inputs that are written

@@ -90,8 +90,8 @@ class RemoteFunction:
         self.__name__ = self.shown
         self.__doc__ = getattr(fn, "__doc__", None)
         self.__wrapped__ = fn
-        self._sent: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # client -> fingerprint
-        self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # client -> payload
+        # client -> what it was when it was sent, as which payload, and how often the cache had been emptied then
+        self._sent: weakref.WeakKeyDictionary[Any, tuple[Any, int, int]] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"<remote {self.shown}>"
@@ -100,21 +100,20 @@ class RemoteFunction:
         """The name under which the workers of ``client`` have the function as it is now."""
         if isinstance(self.fn, str):
             return f"user:{self.fn}"
-        mark = fingerprint(self.fn)
-        if mark is not None and self._sent.get(client) == mark:
-            return f"payload:{self._numbers[client]}"
+        mark, cache = fingerprint(self.fn), client.cache
+        sent, number, generation = self._sent.get(client, (None, 0, -1))
+        if mark is not None and sent == mark and generation == cache.generation:
+            return f"payload:{number}"
         frames, sources = payload.dumps(self.fn)
         digest = hashlib.sha256()
         for frame in frames:
             digest.update(frame)
-        known = client.payloads
-        number = known.get(digest.digest())
-        if number is None:
+        number = cache.functions.get(digest.digest(), 0)
+        if not number:
             with client.lock:
-                number = len(known) + 1
+                number = cache.functions[digest.digest()] = cache.next_function()
                 client.define(wire.PayloadDef(number, len(frames), sources), frames)
-                known[digest.digest()] = number
-        self._sent[client], self._numbers[client] = mark, number
+        self._sent[client] = mark, number, cache.generation
         return f"payload:{number}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,6 +14,7 @@ import mmap
 import pickle
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,7 +211,16 @@ def loads_around(frames: Sequence[bytes | memoryview], tensors: Sequence[Any]) -
         return _AroundUnpickler(frames, tensors).load()
 
 
+_MOST_SOURCES = 4096
+_remembered: OrderedDict[str, None] = OrderedDict()  # the files whose lines came from the kernel, the oldest first
+
+
 def remember_sources(sources: dict[str, str]) -> None:
-    """Let tracebacks, inspect and pdb find these files' lines. No time stamp: linecache then never drops them."""
+    """Let tracebacks, inspect and pdb find these files' lines. No time stamp: linecache then never drops them; the
+    oldest go where there are too many."""
     for name, text in sources.items():
+        _remembered.pop(name, None)
+        _remembered[name] = None
         linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    while len(_remembered) > _MOST_SOURCES:
+        linecache.cache.pop(_remembered.popitem(last=False)[0], None)

@@ -194,6 +194,8 @@ class ForgetDef(Message, frozen=True):
     templates: list[int]
     entries: list[int] = []
     plans: list[int] = []
+    payloads: list[int] = []
+    moves: list[int] = []
 
 
 Definition = (

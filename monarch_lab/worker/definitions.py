@@ -68,6 +68,8 @@ class Definitions:
                         (self.templates, definition.templates),
                         (self.entries, definition.entries),
                         (self.plans, definition.plans),
+                        (self._payloads, definition.payloads),
+                        (self.moves, definition.moves),
                     ):
                         for number in numbers:
                             known.pop(number, None)

@@ -101,3 +101,69 @@ def test_loans_that_ended_are_forgotten(cell: Any) -> None:
     cell.sync()
     assert len(client.lent) == before and not client.ended_loans
     assert moved.stream is side
+
+
+def _payloads_and_moves() -> list[int]:
+    import gc
+
+    kinds = [d for d in gc.get_objects() if type(d).__name__ == "Definitions"]
+    return [max(len(d._payloads) for d in kinds), max(len(d.moves) for d in kinds)]
+
+
+def test_functions_sent_by_value_are_forgotten_and_sent_afresh(cell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cell.client.cache
+    asked = ml.remote(_payloads_and_moves)
+
+    def function(step: int) -> Any:
+        return ml.remote(lambda x: x + step)
+
+    kept = function(1000)
+
+    @ml.compile
+    def recorded(x: Any) -> Any:
+        return kept(x) * 2
+
+    x = torch.zeros(2)
+    for _ in range(3):
+        recorded(x)
+    monkeypatch.setattr(cache, "_limit", 100)  # 10 functions
+    first = function(0)
+    for k in range(40):
+        assert rank_values(function(k)(x)) == [[k, k]] * 2
+        assert ml.call_on_shard_and_fetch(lambda k=k: k).result() == k
+        assert rank_values(first(x)) == [[0, 0]] * 2, "known again, whatever was forgotten"
+    assert cache.generation > 3 and len(cache.functions) <= 12
+    assert asked.call_on_shard_and_fetch(shard={"host": 0, "gpu": 1}).result()[0] <= 16
+    assert rank_values(recorded(x)) == [[2000, 2000]] * 2, "a recording is replayed as before"
+    with ml.Stream("later").activate():
+        assert rank_values(kept(torch.zeros(2))) == [[1000, 1000]] * 2
+
+
+def test_moves_are_forgotten_but_for_those_still_to_come_back_over(cell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = cell.client.cache
+    asked = ml.remote(_payloads_and_moves)
+    left, right = cell.slice(gpu=0), cell.slice(gpu=1)
+    with left.activate():
+        leaf = torch.ones(3, requires_grad=True)
+        small = torch.ones(2)
+
+    @ml.compile
+    def over(x: Any) -> Any:
+        return (x + 1).to_mesh(right) * 2
+
+    for _ in range(3):
+        over(small)
+    crossed = (leaf * 2).to_mesh(right)
+    monkeypatch.setattr(cache, "_limit", 60)  # 6 moves
+    for k in range(30):
+        with left.activate():
+            moved = torch.full((k + 4,), k).to_mesh(right)
+        assert ml.fetch_shard(moved.sum()).result() == k * (k + 4)
+    assert len(cache.moves) <= 10
+    there = asked.call_on_shard_and_fetch(shard={"host": 0, "gpu": 1}).result()
+    assert there[1] <= 12
+    with right.activate():
+        loss = (crossed * crossed).sum()
+    loss.backward()
+    assert ml.fetch_shard(leaf.grad).result().tolist() == [8, 8, 8]
+    assert ml.fetch_shard(over(small)).result().tolist() == [4, 4]

@@ -78,6 +78,14 @@ def test_a_function_comes_back_with_its_file_name_and_its_lines(tmp_path: Any) -
     assert linecache.getline(name, 2) == "    return x + 1\n"
 
 
+def test_sources_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload, "_MOST_SOURCES", len(payload._remembered) + 3)
+    for k in range(6):
+        payload.remember_sources({f"<bounded {k}>": f"x = {k}\n", "<bounded 0>": "again\n"})
+    assert "<bounded 1>" not in linecache.cache
+    assert linecache.getline("<bounded 5>", 1) == "x = 5\n" and linecache.getline("<bounded 0>", 1) == "again\n"
+
+
 def test_a_value_in_one_frame_comes_back() -> None:
     value = {"a": torch.arange(3), "b": [1, "x", None]}
     back = payload.unpack(payload.pack(value)[0])
