@@ -28,7 +28,8 @@ silence.py        when an agent that says nothing is given up
 agent_process.py  starts the agent and sees it end
 process_table.py  which process has each rank, and what is known of it
 order_channel.py  the socket on which orders go out
-loop.py           the I/O thread
+loop.py           the I/O thread; report_socket.py what it reads, held_ends.py ends that wait to be told,
+                  leftovers.py the processes of an agent that has ended
 supervisor.py     what the rest of the kernel holds
 """
 
