@@ -25,7 +25,7 @@ def measure(quick: bool) -> Iterator[Line]:
         if not out.exists():
             raise RuntimeError(f"opinfo.py gave no result:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         found = json.loads(out.read_text())
-    samples = found["samples"]
+    samples, warm = found["samples"], found["warm"]
     judged = sum(samples.values()) - samples.get("skipped", 0)
     rate = 100.0 * (samples.get("pass", 0) + samples.get("random", 0)) / judged
     faulty = [name for name, verdicts in found["operators"].items() if verdicts.keys() & {"differ", "error"}]
@@ -38,6 +38,15 @@ def measure(quick: bool) -> Iterator[Line]:
         at_least=True,
         absolute=True,
         details={**samples, "floor": FLOOR, "floor_met": rate >= FLOOR, "operators_with_a_fault": faulty},
+    )
+    yield Line(
+        "C1",
+        "calls that waited though their kind was known, second and third turns",
+        100.0 * warm["asked"] / (warm["asked"] + warm["went"]),
+        "%",
+        goal=1.0,
+        absolute=True,
+        details=warm,
     )
 
 

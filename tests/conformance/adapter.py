@@ -28,6 +28,13 @@ def session() -> Iterator[None]:
         yield
 
 
+def counts() -> dict[str, int]:
+    """So far: calls that did not wait (ops and deletes aside), calls that waited to learn, and calls that waited though
+    their kind was known, for their result hangs on values."""
+    client = mesh().client
+    return {"went": client.ops, "learned": client.cache.misses - client.cache.asked, "asked": client.cache.asked}
+
+
 def to_mesh(tensor: torch.Tensor) -> Any:
     return mesh().replicate(tensor)
 
