@@ -300,7 +300,8 @@ def handles_of(client: Any) -> list[Any]:
     """Every live handle of a mesh's values, found among the interpreter's objects: a list would cost each op."""
     kinds = dispatch.all_classes
     handles = [found for found in gc.get_objects() if type(found) in kinds]
-    return [handle for handle in handles if lending.behind(handle._ref.mesh).client is client]
+    whole = [handle for handle in handles if hasattr(handle, "_ref")]  # not one whose making was cut short
+    return [handle for handle in whole if lending.behind(handle._ref.mesh).client is client]
 
 
 def current() -> Recorder | None:

@@ -74,7 +74,7 @@ def lose_values(client: Client, ranks: Iterable[int], lost: str) -> None:
     gone = frozenset(ranks)
     past: dict[int, DeviceMesh] = {}
     for found in gc.get_objects():
-        if not issubclass(type(found), Ref):
+        if not issubclass(type(found), Ref) or not hasattr(found, "mesh"):  # one whose __init__ was cut short
             continue
         home = behind(found.mesh)
         if home.client is not client or gone.isdisjoint(home.ranks_key):

@@ -10,8 +10,17 @@ import pytest
 import torch
 
 import monarch_lab as ml
+from monarch_lab.controller.recorder import handles_of
 from tests.controller.compare import assert_metadata_is_true, rank_values
 from tests.controller.recorded import Runs, counted, values
+
+
+def test_a_handle_whose_making_was_cut_short_is_no_hindrance(cell: Any) -> None:
+    x = torch.ones(3)
+    half = torch.Tensor._make_wrapper_subclass(type(x), *x._meta.wrapper)  # as an interrupt leaves it in a traceback
+    found = handles_of(cell.client)
+    assert any(h is x for h in found) and not any(h is half for h in found)
+
 
 # --- Monarch's own cases
 

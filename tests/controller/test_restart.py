@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import monarch_lab as ml
+from monarch_lab.controller.refs import Ref
 from monarch_lab.errors import DeviceException, RemoteException, UsageError, UsageValueError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -152,6 +153,14 @@ def test_every_rank_may_be_restarted(mesh: Any) -> None:
         x + 1
     drawn = ml.fetch_all(torch.rand(4))
     assert torch.equal(drawn[0, 0], drawn[0, 2])
+
+
+def test_a_ref_whose_making_was_cut_short_is_no_hindrance(mesh: Any) -> None:
+    half = Ref.__new__(Ref)  # as an interrupt leaves it in the frames of a traceback
+    end(mesh, 0)
+    assert mesh.restart(0) == (0,)
+    assert not hasattr(half, "mesh")
+    assert ml.inspect(mesh.rank("gpu"), gpu=0).item() == 0
 
 
 def test_a_constant_of_the_kernel_is_not_lost(mesh: Any) -> None:
