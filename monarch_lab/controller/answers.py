@@ -53,7 +53,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "numel": lambda m: m.numel,
     "nelement": lambda m: m.numel,
     "element_size": lambda m: m.dtype.itemsize,
-    "storage_offset": lambda m: m.offset,
     "is_floating_point": lambda m: m.dtype.is_floating_point,
     "is_complex": lambda m: m.dtype.is_complex,
     "is_signed": lambda m: m.dtype.is_signed,
@@ -170,6 +169,15 @@ def _pinned(tensor: Any, *args: Any) -> bool:
     return False
 
 
+def _storage_offset(tensor: Any) -> int:
+    """The one part of a tensor's metadata that is asked for: where it begins is no part of its kind."""
+    from monarch_lab.controller.learning import about
+
+    if hasattr(tensor, "_value"):
+        return 0
+    return int(about(tensor._ref.mesh, "storage_offset", tensor))
+
+
 def _same_size(a: Any, b: Any) -> bool:
     return a.shape == b.shape
 
@@ -201,6 +209,7 @@ def install(cls: type) -> None:
         "register_hook": hooks.register_hook,
         "register_post_accumulate_grad_hook": hooks.register_post_accumulate_grad_hook,
         "is_same_size": _same_size,
+        "storage_offset": _storage_offset,
         "__contains__": lambda t, x: bool((t == x).any()),
     }
     for name, function in others.items():

@@ -263,7 +263,6 @@ def _result(given: wire.TensorMeta, kind: str, n: int, far: Any, crosses: bool, 
     return wire.TensorMeta(
         shape=shape,
         stride=stride,
-        offset=0,
         dtype=given.dtype,
         layout=given.layout,
         device=far.torch_device or "cpu",
@@ -273,4 +272,4 @@ def _result(given: wire.TensorMeta, kind: str, n: int, far: Any, crosses: bool, 
     )
 
 
-_STAND_IN = intern(wire.TensorMeta((), (), 0, "float32", "strided", "cpu", requires_grad=True, is_leaf=False))
+_STAND_IN = intern(wire.TensorMeta((), (), "float32", "strided", "cpu", requires_grad=True, is_leaf=False))

@@ -17,6 +17,7 @@ import torch
 from monarch_lab.controller import locations, tries
 from monarch_lab.controller.cache import Entry
 from monarch_lab.controller.lending import turn_to
+from monarch_lab.controller.operands import INT, SCALARS, is_scalar
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FALSE, FLOAT, FLOATS, KEYWORD, PLAIN, TRUE, scan
 from monarch_lab.controller.state import ambient_number, ambient_values
@@ -51,7 +52,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
     ambient = ambient_number()
     key: list[Any] = [func, ambient]
     tensors: list[Any] = []
-    numbers: list[float] = []
+    numbers: list[int | float] = []
     # The walk of scanning.Walk for what is common, with the same keys; anything else goes there.
     for a in args:
         kind = type(a)
@@ -61,6 +62,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
         elif kind is float:
             numbers.append(a)
             key.append(FLOATS.get(a, FLOAT))
+        elif kind is int and tensors and func in SCALARS and is_scalar(a, tensors[0]._meta):
+            numbers.append(a)
+            key.append(INT)
         elif kind is bool:
             key.append(TRUE if a else FALSE)
         elif kind in PLAIN:
@@ -79,6 +83,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
             elif kind is float:
                 numbers.append(a)
                 key.append(FLOATS.get(a, FLOAT))
+            elif kind is int and tensors and func in SCALARS and is_scalar(a, tensors[0]._meta):
+                numbers.append(a)
+                key.append(INT)
             elif kind is bool:
                 key.append(TRUE if a else FALSE)
             elif kind in PLAIN:

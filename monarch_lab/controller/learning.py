@@ -322,16 +322,21 @@ def _text(answer: wire.Learned, frames: list[Any]) -> str:
     return ", ".join(f"{tuple(m.shape)} {m.dtype}" for m in answer.outputs) or "nothing"
 
 
-def requery(mesh: Any, handles: list[Any]) -> None:
-    """Ask the workers for the metadata of handles that an in-place op changed behind their back."""
+def about(mesh: Any, what: str, asked: Any) -> Any:
+    """What a function of worker/show.py says of handles: their metadata, which is no value and may always be asked."""
     from monarch_lab.controller.calling import call_on
 
-    token, coalesced = state.recorder.set(None), state.coalescing.set(False)  # metadata is no value
+    token, coalesced = state.recorder.set(None), state.coalescing.set(False)
     try:
-        metas = call_on(mesh, mesh.ranks_key[0], "monarch_lab.worker.show.metadata", (handles,))
+        return call_on(mesh, mesh.ranks_key[0], f"monarch_lab.worker.show.{what}", (asked,))
     finally:
         state.recorder.reset(token)
         state.coalescing.reset(coalesced)
+
+
+def requery(mesh: Any, handles: list[Any]) -> None:
+    """Ask the workers for the metadata of handles that an in-place op changed behind their back."""
+    metas = about(mesh, "metadata", handles)
     if len(metas) != len(handles):
         raise InternalError("metadata of views came back incomplete")
     recorder = mesh.client.recorder

@@ -15,6 +15,7 @@ import torch
 from monarch_lab.controller import locations
 from monarch_lab.controller.dispatch import dispatch, sign, start_ambient
 from monarch_lab.controller.lending import turn_to
+from monarch_lab.controller.operands import INT, SCALARS, is_scalar
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.scanning import FLOAT, FLOATS
 from monarch_lab.controller.state import ambient_number
@@ -33,6 +34,7 @@ handle_classes: frozenset[type] = frozenset()
 
 def binary_method(func: Any) -> Callable[[Any, Any], Any]:
     """A method of a tensor and another one, or a number."""
+    takes_ints = func in SCALARS
 
     def method(self: Any, other: Any) -> Any:
         kind = type(other)
@@ -42,7 +44,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
         elif kind is float:
             operand = FLOATS.get(other, FLOAT)
         elif kind is int:
-            operand = other
+            operand = INT if takes_ints and is_scalar(other, self._meta) else other
         else:
             return dispatch(func, (self, other))
         ambient = ambient_number()
@@ -65,7 +67,7 @@ def binary_method(func: Any) -> Callable[[Any, Any], Any]:
             out = next(client.refs)
             if far is not None:
                 operation: tuple[int, ...] = (entry.number, ref.id, far.id, out)
-            elif kind is float:
+            elif kind is float or operand is INT:
                 client.numbers.append(other)
                 operation = (entry.number, ref.id, len(client.numbers) - 1, out)
             else:

@@ -85,7 +85,7 @@ def _handle(local: torch.Tensor, sent: torch.Tensor, ref: Ref) -> Any:
     # The workers rebuild it in a storage of its own.
     told = describe(sent)
     device = ref.mesh.torch_device or told.device
-    told = replace(told, offset=0, is_view=told.is_conj or told.is_neg, is_inference=False, device=device)
+    told = replace(told, is_view=told.is_conj or told.is_neg, is_inference=False, device=device)
     handle = make_handle(intern(told), ref)
     if handle._meta.wants_sig:
         sign(handle, 0, 0, [])

@@ -16,25 +16,14 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from monarch_lab.controller import operands
+from monarch_lab.controller.operands import INT, SPAN, Mark, Operand, Span
 from monarch_lab.controller.state import active_mesh, active_stream, recorder
 from monarch_lab.controller.tape import Traced
 from monarch_lab.errors import InternalError, UsageTypeError
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.naming import name_of
 from monarch_lab.tensors.template import Built, CallTree, Input, Number
-
-
-class Mark:
-    """A constant of keys that equals nothing else (``True == 1`` would join two kinds of call)."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
-
 
 TRUE, FALSE, FLOAT, FLOAT_0, FLOAT_1, COMPLEX = map(Mark, ("TRUE", "FALSE", "FLOAT", "FLOAT_0", "FLOAT_1", "COMPLEX"))
 LOCAL_0_DIM, NAMED, SLICE, DICT, KEYED_FLOAT, KEYWORD, BIG_INT, AROUND = map(
@@ -135,6 +124,14 @@ class Walk:
         if kind is slice:
             self.key.append(SLICE)
             return slice(self.value(a.start), self.value(a.stop), self.value(a.step))
+        if kind is Operand:
+            self.numbers.append(a.value)
+            self.key.append(INT)
+            return Number(len(self.numbers) - 1)
+        if kind is Span:
+            self.numbers += (a.start, a.stop)
+            self.key.append((SPAN, a.length, a.step))
+            return slice(Number(len(self.numbers) - 2), Number(len(self.numbers) - 1), a.step)
         if kind is dict:
             self.key.append((DICT, tuple(a)))
             return {k: self.value(v) for k, v in a.items()}
@@ -259,6 +256,7 @@ def _walk(walk: Walk, args: Iterable[Any], kwargs: dict[str, Any]) -> CallTree |
 def scan(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: int) -> Call:
     """Takes the arguments apart. Raises the usage error that names an argument that cannot be used."""
     known, result = resolve_constants(func, args, kwargs)
+    args, kwargs = operands.split(func, args, kwargs)
     walk = Walk(func, key=[func, ambient])
     if known:
         return Call(func, args, kwargs, (), [], [], ambient, None, result_is_known=True, result=result)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, operators, scanning
+from monarch_lab.controller import answers, autograd, constants, dispatch, hooks, operands, operators, scanning
 from monarch_lab.controller.lending import behind, drop, is_dropped
 from monarch_lab.controller.messages import needs_remote
 from monarch_lab.controller.refs import Ref
@@ -358,7 +358,8 @@ _DATA_GET = torch.Tensor.data.__get__
 _add_methods()
 answers.install(MeshTensor)
 dispatch.handle_class = operators.handle_class = scanning.handle_class = MeshTensor
-dispatch.handle_classes = operators.handle_classes = scanning.handle_classes = frozenset((MeshTensor, Parameter))
+dispatch.handle_classes = operators.handle_classes = frozenset((MeshTensor, Parameter))
+scanning.handle_classes = operands.handle_classes = dispatch.handle_classes
 scanning.constant_class = ConstantTensor
 dispatch.all_classes = frozenset((MeshTensor, Parameter, ConstantTensor))
 scanning.resolve_constants = constants.resolve

@@ -37,7 +37,6 @@ def describe(tensor: torch.Tensor) -> TensorMeta:
     return TensorMeta(
         shape=() if tensor.is_nested else tuple(tensor.shape),
         stride=tensor.stride() if strided else (),
-        offset=tensor.storage_offset() if strided else 0,
         dtype=_DTYPE_NAMES[tensor.dtype],
         layout="nested" if tensor.is_nested else _LAYOUT_NAMES[tensor.layout],
         device=str(tensor.device),
@@ -56,7 +55,6 @@ class Meta:
     __slots__ = (
         "shape",
         "stride",
-        "offset",
         "dtype",
         "layout",
         "device",
@@ -70,13 +68,13 @@ class Meta:
         "wants_sig",
         "wrapper",
         "is_large",
+        "takes_ints",
     )
 
     def __init__(self, wire: TensorMeta) -> None:
         self.wire = wire
         self.shape = torch.Size(wire.shape)
         self.stride = wire.stride
-        self.offset = wire.offset
         self.dtype = _DTYPES[wire.dtype]
         self.layout = _LAYOUTS.get(wire.layout, STRIDED)
         self.device = torch.device(wire.device)
@@ -88,6 +86,8 @@ class Meta:
         self.is_inference = wire.is_inference
         self.wants_sig = wire.requires_grad
         self.is_large = self.shape.numel() * self.dtype.itemsize > LARGE_BYTES
+        # Any int beside it is one of its values, or is made a float: see controller/operands.py.
+        self.takes_ints = self.dtype.is_floating_point or self.dtype.is_complex or self.dtype is torch.int64
         # The arguments of torch.Tensor._make_wrapper_subclass, in its order.
         strided = self.layout is STRIDED and wire.layout != "nested"
         self.wrapper = (

@@ -38,13 +38,13 @@ class Op(IntEnum):
 class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     """What the controller knows of a tensor without having it.
 
-    ``shape``, ``stride`` and ``offset`` in elements; dtype, layout and device by torch's names ("float32",
+    ``shape`` and ``stride`` in elements; where it begins in its storage is left out, for nothing told of a result hangs
+    on it, and each minibatch of a tensor would be another kind. dtype, layout and device by torch's names ("float32",
     "strided", "cpu"). ``stride`` is empty for layouts that have none.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int
     dtype: str
     layout: str
     device: str

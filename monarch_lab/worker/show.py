@@ -20,6 +20,10 @@ def metadata(tensors: list[torch.Tensor]) -> list[TensorMeta]:
     return [describe(t) for t in tensors]
 
 
+def storage_offset(tensor: torch.Tensor) -> int:
+    return tensor.storage_offset()
+
+
 def formatted(tensor: torch.Tensor, spec: str) -> str:
     return format(tensor, spec)
 

@@ -291,7 +291,7 @@ def test_a_tensor_given_as_a_number_is_no_reason_to_ask_again(cell: Any) -> None
         x.add_(torch.ones(2), alpha=alpha * (k + 1))
         y = torch.sub(x, torch.ones(2), alpha=alpha)
         z = x.addcmul(x, x, value=alpha)
-    assert cell.client.cache.misses == before + 1, "the factor k + 1 is an int, and so a kind"
+    assert cell.client.cache.misses == before
     assert rank_values(x) == [[20, 20]] * 2 and y.tolist() == [18, 18] and z.tolist() == [820, 820]
 
 

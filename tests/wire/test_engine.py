@@ -12,7 +12,7 @@ from monarch_lab.errors import ProtocolError
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 
-_META = wire.TensorMeta((2, 3), (3, 1), 0, "float32", "strided", "cpu", True, False)
+_META = wire.TensorMeta((2, 3), (3, 1), "float32", "strided", "cpu", True, False)
 _FAILURE = wire.Failure("ValueError", "text", [("file", 3, "f", "line")], b"\x00\xff")
 
 _ORDERS: list[Any] = [
