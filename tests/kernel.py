@@ -26,11 +26,16 @@ Message = dict[str, Any]
 class Kernel:
     """Each ``run`` starts a new record: text(), errors(), displays() and seen are of the last (or running) cell."""
 
-    def __init__(self, env: dict[str, str] | None = None, cwd: str | None = None) -> None:
+    def __init__(
+        self, env: dict[str, str] | None = None, cwd: str | None = None, python: str | os.PathLike[str] | None = None
+    ) -> None:
         # Over unix sockets no two tests can want one port, and ipykernel has no TCP to warn about.
         self._directory = tempfile.TemporaryDirectory(prefix="mlk-")
         file = os.path.join(self._directory.name, "kernel.json")  # the sockets lie beside it
         self.manager = KernelManager(kernel_name="python3", transport="ipc", connection_file=file)
+        if python is not None:  # the interpreter of another environment, which has ipykernel
+            assert self.manager.kernel_spec is not None
+            self.manager.kernel_spec.argv[0] = str(python)
         self.seen: list[Message] = []
         self.reply: Message | None = None
         self._env, self._cwd = env, cwd
