@@ -61,6 +61,7 @@ class Session:
     why: str = ""
     state: State = State.PAUSED
     text: str = ""
+    is_post_mortem: bool = False
     is_told: bool = False  # where it stopped was shown
     answered_at: float = 0.0
 
@@ -100,6 +101,7 @@ class Sessions:
         if session is None:
             suffix = self._suffix(rank, read)
             session = Session(rank, read.session, f"{rank}{suffix}", f"{self._label(rank)}{suffix}", read, read.place)
+            session.is_post_mortem = read.thread == POST_MORTEM
             self._all[rank, read.session] = session
         session.read, session.place, session.why = read, read.place, read.why or session.why
         session.text += read.text

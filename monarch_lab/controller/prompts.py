@@ -82,10 +82,13 @@ class Prompts:
         """Every op in a debugger ends, as with ``q``."""
         with self._lock:
             for session in self.sessions:
-                read = session.read
-                if read is not None:
-                    self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
-                self._sessions.end(session.rank, session.number)
+                self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        read = session.read
+        if read is not None:
+            self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
+        self._sessions.end(session.rank, session.number)
 
     def refuse_detached(self, ranks: Iterable[int], place: console.Placer = str) -> None:
         """Raises DetachedError where one of these waits in a debugger that no cell asks for: its answer will not
@@ -104,6 +107,18 @@ class Prompts:
     def detach(self) -> list[Session]:
         with self._lock:
             return self._sessions.detach()
+
+    def leave_prompt(self, place: console.Placer) -> str:
+        """After an interrupt there: all are detached, but for post-mortems, which hold nothing up and end. What to
+        say."""
+        with self._lock:
+            for session in self.sessions:
+                if session.is_post_mortem:
+                    self._leave(session)
+            left = self._sessions.detach()
+        if not left:
+            return "the post-mortem has ended: %mesh pm begins it again"
+        return f"{console.waiting(left, place)}: %mesh debug goes on there, %mesh interrupt ends what has stopped"
 
     @property
     def is_attached(self) -> bool:
@@ -132,7 +147,7 @@ class Prompts:
 
     def serve(self, front: Front) -> None:
         """Ask the user for those that wait, one line at a time, until nobody does or those asked run on.
-        KeyboardInterrupt ends the prompt; who raises it leaves them all (stop_cell)."""
+        KeyboardInterrupt ends the prompt; who hears it detaches them (leave_prompt)."""
         if self.serving:
             return
         self.serving = True
