@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,41 +10,15 @@ import torch
 
 import monarch_lab as ml
 from monarch_lab.controller.debugging import debug, post_mortem
-from monarch_lab.controller.front import DebugPrompt, TerminalFront
 from monarch_lab.controller.spmd import SpmdCell, run_spmd
 from monarch_lab.errors import DetachedError
-
-Line = str | type[BaseException]
-
-
-class Typist(TerminalFront):
-    """Answers every prompt with the line that its rank is to get; an exception in place of one is raised there."""
-
-    def __init__(self, line: Line | Callable[[DebugPrompt], Line]) -> None:
-        self.line = line
-        self.asked: list[DebugPrompt] = []
-
-    def ask(self, prompt: DebugPrompt) -> str:
-        self.asked.append(prompt)
-        line = self.line if isinstance(self.line, str | type) else self.line(prompt)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    @property
-    def text(self) -> str:
-        return "".join(prompt.text for prompt in self.asked)
+from tests.fakes.typist import Typist, typing
 
 
 @pytest.fixture
 def typist(cell: Any) -> Iterator[Typist]:
-    front = Typist(KeyboardInterrupt)
-    before, cell.client.front = cell.client.front, front
-    yield front
-    cell.client.front = before
-    if len(cell.client.prompts):
-        cell.client.interrupt()
-        cell.client.stop_cell()
+    with typing(cell, KeyboardInterrupt) as front:
+        yield front
 
 
 @ml.remote
