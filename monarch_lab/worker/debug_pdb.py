@@ -95,6 +95,9 @@ class WorkerPdb(pdb.Pdb):
     # --- where it stops
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "call" and not (self.is_stepping or self.breaks or self._breakpoints):
+            sys.settrace(None)  # there is nothing to stop at any more
+            return None
         try:
             result = super().trace_dispatch(frame, event, arg)
         except bdb.BdbQuit:

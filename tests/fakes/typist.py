@@ -18,6 +18,7 @@ class Typist(TerminalFront):
         self.line = line
         self.asked: list[DebugPrompt] = []
         self.told: list[str] = []
+        self.printed: list[str] = []
 
     def ask(self, prompt: DebugPrompt) -> str:
         self.asked.append(prompt)
@@ -25,6 +26,9 @@ class Typist(TerminalFront):
         if isinstance(line, str):
             return line
         raise line
+
+    def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
+        self.printed.append(text)
 
     def tell(self, text: str) -> None:
         self.told.append(text)
