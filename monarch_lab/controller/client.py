@@ -170,7 +170,7 @@ class Client(Listener):
         except KeyboardInterrupt as error:
             self.callbacks.refuse([*self._pending.values(), pending])
             if error is not self.left_prompt:  # else a wait inside this one has seen to it
-                if self._prompts and not unattended.get():
+                if self._prompts.is_used and not unattended.get():
                     self._leave_prompt()
                 self.stop_cell()
             raise

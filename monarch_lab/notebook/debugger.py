@@ -23,7 +23,7 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     KeyboardInterrupt when the user interrupts the prompt.
     """
     for line in prompt.text.splitlines():
-        print(f"[{prompt.label}] {_with_cell_names(shell, line)}")
+        print(f"[{prompt.label}] {with_cell_names(shell, line)}")
     try:
         return asking.ask(shell, f"[{prompt.label}] {prompt.prompt}", prompt.alive)
     except asking.CannotAskError:
@@ -35,9 +35,8 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     return None
 
 
-def _with_cell_names(shell: Any, line: str) -> str:
+def with_cell_names(shell: Any, line: str) -> str:
     """``> In[3](4)f()``, where pdb prints a kernel's file name of that cell."""
-
     return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", lambda match: cell_name(shell, match["file"]), line)
 
 

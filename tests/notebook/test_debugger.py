@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from monarch_lab.notebook.comm import COMM_ID
 from tests.kernel import Kernel
 
 ROOT = str(Path(__file__).parents[2])
@@ -256,6 +258,33 @@ def test_a_recorded_function_and_a_stream_stop_as_any_other(kernel: Kernel) -> N
     typed = Typed("p here", "c all", gathered="0/copy, 1/copy, 2/copy, 3/copy", kernel=kernel)
     assert kernel.run("%%mesh -q --stream copy\nz = inner(torch.ones(2))", answer=typed) == "ok", kernel.errors()
     assert "[0.0/copy] tensor([2., 2.])" in kernel.text()
+
+
+def test_the_panel_drives_a_session_while_the_cell_waits(kernel: Kernel) -> None:
+    def order(op: str, **data: str) -> None:
+        kernel.send("comm_msg", {"comm_id": COMM_ID, "data": {"op": op, "mesh": "mesh", "session": "1", **data}})
+
+    def texts() -> list[str]:
+        return [m["text"] for m in kernel.comm_messages(COMM_ID) if m["op"] == "debug_text"]
+
+    def debuggers() -> list[dict[str, Any]]:
+        pushed = [m["snapshot"] for m in kernel.comm_messages(COMM_ID) if m["op"] == "snapshot"]
+        return list(pushed[-1]["meshes"][0]["debuggers"]) if pushed else []
+
+    def panel(prompt: str) -> str:
+        kernel.wait_for(lambda: [d["state"] for d in debuggers()] in (["paused"], ["attached"]))
+        order("debug_attach")
+        kernel.wait_for(lambda: [d["state"] for d in debuggers()] == ["held"])
+        order("debug_line", line="p kept")
+        kernel.wait_for(lambda: "1\n" in texts())
+        order("debug_line", line="c")
+        return "typed too late"
+
+    cell = "%%spmd -q --ranks 1\nkept = 1\nbreakpoint()\nkept += 1\nkept"
+    assert kernel.run(cell, answer=panel) == "ok", kernel.errors()
+    assert "In[" in texts()[0] and "-> kept += 1" in texts()[0]
+    assert "rank 1: 2" in kernel.displays()[-1]["text/plain"]
+    kernel.wait_for(lambda: debuggers() == [])
 
 
 def test_without_an_input_box_the_stack_is_printed_and_it_goes_on(kernel: Kernel) -> None:
