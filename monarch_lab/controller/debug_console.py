@@ -56,6 +56,7 @@ class Detach:
 Action = Send | Focus | Say | Detach
 _STEP_ALL = re.compile(r"(c|cont|continue|n|next|s|step|r|return)\s+all")
 _RANK = re.compile(r"rank\s+(-?[\w./#]+)")
+_PLACES = re.compile(r"(^[> ] | at )(\S+)(?=\(\d+\)|:\d+$)", re.MULTILINE)
 _CAST = re.compile(r"cast(?:\s+(\S+)(?:\s+(.+))?)?")
 
 
@@ -139,8 +140,9 @@ def waiting(sessions: Iterable[Session], place: Placer) -> str:
 
 
 def with_names(text: str, place: Placer) -> str:
-    """What pdb prints of a place, "> /tmp/ipykernel_1/2.py(4)f()", with the file as the user knows it."""
-    return re.sub(r"^([> ] )(\S+)(?=\(\d+\))", lambda found: found[1] + place(found[2]), text, flags=re.MULTILINE)
+    """What pdb prints of a place, "> /tmp/x/2.py(4)f()" or "Breakpoint 1 at /tmp/x/2.py:4", with the file as the user
+    knows it."""
+    return _PLACES.sub(lambda found: found[1] + place(found[2]), text)
 
 
 def _state(session: Session, focus: Session | None) -> str:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from monarch_lab.controller.debug_console import with_names
 from monarch_lab.notebook import asking, debugger
 from monarch_lab.notebook.block import Block
 from monarch_lab.notebook.place import Place
@@ -119,7 +120,7 @@ class Front:
 
     def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
         """For the panel. Any thread."""
-        self.on_debugger(mesh, session, debugger.with_cell_names(self._shell, text), prompt, is_held)
+        self.on_debugger(mesh, session, with_names(text, self.place), prompt, is_held)
 
     def place(self, file: str) -> str:
         """In[3] for a cell's file."""

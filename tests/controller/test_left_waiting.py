@@ -17,8 +17,13 @@ from tests.fakes.typist import Typist, typing
 
 @pytest.fixture
 def typist(cell: Any) -> Iterator[Typist]:
-    with typing(cell, KeyboardInterrupt) as front:
+    with typing(cell, interrupt(cell, 2)) as front:
         yield front
+
+
+def interrupt(cell: Any, count: int) -> Any:
+    """At the prompt, once so many ranks have stopped."""
+    return lambda prompt: KeyboardInterrupt if len(cell.client.prompts) >= count else "!0"
 
 
 @ml.remote
@@ -73,6 +78,7 @@ def test_a_call_that_the_cell_itself_waits_for_is_left_too(cell: Any, typist: Ty
 
 
 def test_an_spmd_cell_is_left_and_the_next_one_does_not_hang(cell: Any, typist: Typist) -> None:
+    typist.line = KeyboardInterrupt
     stopping = SpmdCell("kept = rank\nbreakpoint()\nkept += 1\n", "left.py", (1,))
     with pytest.raises(KeyboardInterrupt, match="rank 1 waits in the debugger at left.py:3"):
         run_spmd(cell, stopping)
@@ -98,6 +104,7 @@ def test_an_interrupt_that_nobody_is_asked_in_ends_those_who_were_left(cell: Any
 def test_a_post_mortem_ends_with_its_prompt(cell: Any, typist: Typist) -> None:
     with pytest.raises(ml.RemoteException, match="broken"):
         fails(torch.ones(2))
+    typist.line = KeyboardInterrupt
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt, match="the post-mortem has ended: %mesh pm begins it again"):
             post_mortem(cell, None)

@@ -48,6 +48,4 @@ def typing(mesh: Any, line: Line | Callable[[DebugPrompt], Line]) -> Iterator[Ty
     finally:
         client.front = before
         client.breakpoints.clear()
-        if len(client.prompts):
-            client.interrupt()
-            client.stop_cell()
+        client.prompts.leave_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,71 @@ def test_statements_of_several_lines_interact_list_display_and_completion(kernel
     ):  # fmt: skip
         assert part in text, part
     assert "[0.0] ...   " in typed.asked and "[0.0] >>> " in typed.asked
+
+
+FROM_ONE = "!__import__('bdb').Breakpoint.clearBreakpoints()"
+STEPPED = """%%spmd -q --ranks 0
+def helper(v):
+    w = v + 1
+    return w * 2
+x = 3
+breakpoint()
+y = helper(x)
+z = helper(y)
+for i in range(4):
+    z += i
+z"""
+
+
+def test_every_command_of_pdb_works_in_a_cell(kernel: Kernel) -> None:
+    typed = Typed(
+        "ll", "s", "s", "a", "whatis v", "n", "r", "retval", "u", "d", "n", "p y",
+        FROM_ONE, "tbreak helper", "c", "up", "p x", "down", "source helper", "c all", kernel=kernel,
+    )  # fmt: skip
+    assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    here = re.search(r"> (In\[\d+\])\(7\)<module>\(\)\n", text)
+    assert here, text
+    for part in (
+        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here[1]}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
+        f"--Return--\n[0.0] > {here[1]}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here[1]}:2\n",
+        f"Deleted breakpoint 1 at {here[1]}:2\n", f"> {here[1]}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "pdb.py" not in text and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
+
+
+def test_breakpoints_of_pdb_have_conditions_counts_and_commands(kernel: Kernel) -> None:
+    typed = Typed(
+        FROM_ONE, "b 10, i > 0", "ignore 1 1", "commands 1", "p i * 100", "end", "c", "condition 1 i == 3", "c", "cl 1",
+        "j 7", "alias px p x", "px", "debug helper(1)", "c", "__return__", "c", kernel=kernel,
+    )  # fmt: skip
+    assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    for part in (
+        "Breakpoint 1 at In[", "Will ignore next 1 crossing of breakpoint 1.", "[0.0] 200\n", "[0.0] 300\n",
+        "New condition set for breakpoint 1.", "Deleted breakpoint 1 at In[", "(7)<module>()\n", "[0.0] 3\n",
+        "LEAVING RECURSIVE DEBUGGER", "NameError: name '__return__' is not defined",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "[0.0] (com) " in typed.asked and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
+    # A breakpoint() while the thread is traced for others that are left stops at its own line.
+    body = "import pdb\ndef f():\n    return 1\nlast = 2\npdb.set_trace()"
+    assert kernel.run(f"%%spmd -q --ranks 0\n{body}", answer=Typed(FROM_ONE, "b f", "p last", "c")) == "ok", (
+        kernel.errors()
+    )
+    assert kernel.run(f"%%spmd -q --ranks 0\n{body}", answer=Typed("p last", "cl 1", "c")) == "ok", kernel.errors()
+    assert "pdb.py" not in kernel.text() and "[0.0] 2\n" in kernel.text()
+    assert kernel.run("%%spmd -q --ranks 0\n[n for n in locals() if n in ('__return__', '__exception__')]") == "ok"
+    assert "rank 0: []" in kernel.displays()[-1]["text/plain"]
+
+
+def test_all_ranks_are_stepped_together(kernel: Kernel) -> None:
+    typed = Typed("n all", "ranks", "n all", "ranks", "c all", gathered="0-3", kernel=kernel)
+    assert kernel.run("%%spmd -q\nv = rank\nbreakpoint()\nv += 1\nv += 1\nv *= 2\nv", answer=typed) == "ok"
+    text = kernel.text()
+    assert re.search(r"ranks 0-3 at In\[\d+\]:5: v \+= 1 ", text) and re.search(r"ranks 0-3 at In\[\d+\]:6: v", text)
+    assert "rank 3: 10" in kernel.displays()[-1]["text/plain"]
 
 
 def test_q_ends_the_op_and_not_the_mesh(kernel: Kernel) -> None:
