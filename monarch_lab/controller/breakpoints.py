@@ -1,12 +1,19 @@
-"""Breakpoints set from the notebook, of one mesh. The workers are sent the whole table of theirs with each change."""
+"""Breakpoints set from the notebook, of one mesh. The workers are sent the whole table of theirs with each change.
+
+Those that a function has itself are seen in its code.
+"""
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from monarch_lab.errors import UsageKeyError
 from monarch_lab.wire.debugging import BreakpointDef, DebugBreakpoints
+
+_STOPS = {"breakpoint", "set_trace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +65,24 @@ class Breakpoints:
             mine = [p for point in self.all.values() if rank in point.ranks for p in point.points]
             if mine or self._last:
                 self._send([rank], DebugBreakpoints(mine))
+
+
+def may_stop(fn: Any, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether the function, or one of the user's that it names, calls breakpoint() or pdb.set_trace()."""
+    fn = getattr(fn, "__func__", fn)
+    if not isinstance(fn, types.FunctionType) or id(fn) in seen:
+        return False
+    names = names_in(fn.__code__)
+    if names & _STOPS:
+        return True
+    named = (fn.__globals__.get(name) for name in names)
+    return any(may_stop(f, seen | {id(fn)}) for f in named if getattr(f, "__module__", "") == fn.__module__)
+
+
+def names_in(code: types.CodeType) -> set[str]:
+    """Names of globals and attributes, of the functions inside too."""
+    found = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= names_in(constant)
+    return found

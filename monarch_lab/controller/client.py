@@ -13,7 +13,7 @@ import signal
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch_lab.config import Settings
 from monarch_lab.controller import failures, interrupts
@@ -51,6 +51,7 @@ class Client(Listener):
         self.callbacks = Callbacks(self)
         self._cell_numbers = itertools.count(1)
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
+        self.left_prompt: KeyboardInterrupt | None = None  # the last one that ended a debugger's prompt alone
         self._flusher = Flusher(self, settings.engine.flush_after_s)
         self.dirty = self._flusher.wake  # called with the first op of an empty buffer
         clients.add(self)
@@ -145,7 +146,8 @@ class Client(Listener):
         self.wait(pending)
 
     def wait(self, pending: Pending, deadline: float | None = None) -> None:
-        """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first."""
+        """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first; one at a
+        debugger's prompt leaves them where they stand."""
         self._waiters.append(pending)
         try:
             interrupts.raise_lost()  # one that came while the question was sent, even if it is answered by now
@@ -165,9 +167,12 @@ class Client(Listener):
                 self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self.callbacks.refuse([*self._pending.values(), pending])
-            self.stop_cell()
+            if error is not self.left_prompt:  # else a wait inside this one has seen to it
+                if self._prompts.is_used and not unattended.get():
+                    self._leave_prompt()
+                self.stop_cell()
             raise
         finally:
             self._waiters.remove(pending)
@@ -177,6 +182,13 @@ class Client(Listener):
             raise pending.error
         if self.state == "closed" and pending.waiting:
             self.check_alive()
+
+    def _leave_prompt(self) -> NoReturn:
+        """After a Ctrl-C at a debugger's prompt: who has stopped stays there, for %mesh debug."""
+        said = self._prompts.leave_prompt((self.front or get_default_front()).place)
+        self.left_prompt = KeyboardInterrupt(said)
+        self._stopped_at = (self.batch, self._last_ident)  # so that the end of the cell stops nothing
+        raise self.left_prompt from None
 
     def sync(self) -> None:
         """Until every op issued so far has run on every rank.
@@ -262,7 +274,7 @@ class Client(Listener):
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
         where they do not come to an end they are dropped, each rank where it is.
         """
-        if self._stopped_at == (self.batch, self._last_ident) and not self.code and not len(self._prompts):
+        if self._stopped_at == (self.batch, self._last_ident) and not self.code and not self._prompts:
             return  # by the wait that the Ctrl-C ended
         self.interrupt()
         self._prompts.quitting = self._inputs.quitting = True

@@ -18,6 +18,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from monarch_lab.controller import dispatch, lending, state
+from monarch_lab.controller.breakpoints import may_stop
+from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.record_builder import build
 from monarch_lab.controller.record_code import publish
 from monarch_lab.controller.recorder import Recorder
@@ -28,6 +30,7 @@ from monarch_lab.controller.tape import MathHook
 from monarch_lab.errors import UsageTypeError
 
 _KINDS = 64  # recordings that one function may have, all kinds of call together
+_SET = "breakpoints are set (%mesh break lists them)"
 _TRIES = 24  # runs in a row that gave no recording which a later call could use
 
 
@@ -42,6 +45,8 @@ class Compiled:
         self._recordings: dict[tuple[Any, ...], list[Recording]] = {}
         self._count = 0
         self._idle = 0  # runs since the last replay
+        self._told_in = -1  # the cell that was told last why nothing is replayed
+        self._stopping: dict[tuple[Any, ...], str] = {}  # key of calls that may stop in a debugger -> where
         self._own: dict[int, set[int]] = {}  # length of a key -> places that the function itself changes
 
     def __repr__(self) -> str:
@@ -59,6 +64,9 @@ class Compiled:
             return self._fn(*args, **kwargs)
         self._refuse_grad(view)
         key = self._key(view, client)
+        if why := _SET if client.breakpoints.all else self._stopping.get(key, ""):
+            self._tell(client, why)
+            return self._fn(*args, **kwargs)
         recordings = self._recordings.get(key, ())
         for recording in recordings:
             found = recording.fitting(view.tensors)
@@ -95,12 +103,18 @@ class Compiled:
         *,
         first: Recording | None = None,
     ) -> Any:
+        if may_stop(self._fn):
+            why = self._stopping[key] = "there is a breakpoint in it"
+            self._tell(client, why)
+            return self._fn(*args, **kwargs)
         self._idle += 1
         if first is not None:
             self._forget(key, first)  # whatever comes of it
         with client.lock:  # what other threads issue is no part of it
-            result, recording = self._noted(view, client, args, kwargs)
+            result, recording, stop = self._noted(view, client, args, kwargs)
             self._check_schedulers(view)
+            if stop is not None:
+                self._stopping[self._own_changes(view, key, client, args, kwargs)] = stop
             if recording is not None:
                 if first is not None:
                     first.compare(recording)
@@ -116,8 +130,16 @@ class Compiled:
             )
         return result
 
-    def _noted(self, view: View, client: Any, args: Any, kwargs: Any) -> tuple[Any, Recording | None]:
-        recorder = Recorder(client, self._shown)
+    def _tell(self, client: Any, why: str) -> None:
+        """Once a cell: the call runs op by op, so that whoever stops does so as anywhere else."""
+        if self._told_in != client.cell:
+            self._told_in = client.cell
+            front = client.front or get_default_front()
+            front.tell(f"{self._shown} runs op by op and not as a recording: {why}")
+
+    def _noted(self, view: View, client: Any, args: Any, kwargs: Any) -> tuple[Any, Recording | None, str | None]:
+        """What it gave, its recording, and where it may stop in a debugger (it has no recording then)."""
+        recorder = Recorder(client, self._shown, lambda why: self._tell(client, why))
         recorder.begin(view.tensors)
         hooks = (
             register_optimizer_step_pre_hook(recorder.enter_optimizer),
@@ -132,11 +154,11 @@ class Compiled:
             recorder.check_loans()
             client.flush()
             client.recorder = None
-            recording = build(recorder, result)
+            recording = None if recorder.stop else build(recorder, result)
             if recording is not None:
                 recording.ties = client.ties.take()
                 client.ties.put_back(recording.ties)
-            return recorder.plain(result), recording
+            return recorder.plain(result), recording, recorder.stop
         finally:
             client.recorder = None
             recorder.end()

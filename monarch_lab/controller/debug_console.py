@@ -56,6 +56,7 @@ class Detach:
 Action = Send | Focus | Say | Detach
 _STEP_ALL = re.compile(r"(c|cont|continue|n|next|s|step|r|return)\s+all")
 _RANK = re.compile(r"rank\s+(-?[\w./#]+)")
+_PLACES = re.compile(r"(^[> ] | at )(\S+)(?=\(\d+\)|:\d+$)", re.MULTILINE)
 _CAST = re.compile(r"cast(?:\s+(\S+)(?:\s+(.+))?)?")
 
 
@@ -79,6 +80,8 @@ def read_line(line: str, focus: Session, sessions: Sequence[Session], dims: Mapp
             found = next((s for s in sessions if s.rank in ranks), None)
         if found is None or found.state is State.DETACHED:
             return Say(f"*** rank {match[1]} waits in no debugger: {_those(sessions)}")
+        if found.state is State.HELD:
+            return Say(f"*** rank {found.name} is asked in the panel: %mesh debug {found.rank} brings it here")
         if found.read is None:
             return Say(f"*** rank {found.name} runs: it can be asked when it stops again")
         return Focus(found)
@@ -102,12 +105,12 @@ def _parsed(text: str, dims: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _cast(wanted: Iterable[Session], sessions: Sequence[Session], line: str) -> Action:
-    to = tuple(s for s in wanted if s.is_parked and s.read is not None and s.read.prompt == PDB_PROMPT)
+    to = tuple(s for s in wanted if s.can_be_told and s.read is not None and s.read.prompt == PDB_PROMPT)
     return Send(to, line) if to else Say(f"*** none of these waits at a prompt: {_those(sessions)}")
 
 
 def _those(sessions: Sequence[Session]) -> str:
-    names = [s.name for s in sessions if s.is_parked]
+    names = [s.name for s in sessions if s.can_be_told]
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else "no other rank does"
 
 
@@ -137,13 +140,16 @@ def waiting(sessions: Iterable[Session], place: Placer) -> str:
 
 
 def with_names(text: str, place: Placer) -> str:
-    """What pdb prints of a place, "> /tmp/ipykernel_1/2.py(4)f()", with the file as the user knows it."""
-    return re.sub(r"^([> ] )(\S+)(?=\(\d+\))", lambda found: found[1] + place(found[2]), text, flags=re.MULTILINE)
+    """What pdb prints of a place, "> /tmp/x/2.py(4)f()" or "Breakpoint 1 at /tmp/x/2.py:4", with the file as the user
+    knows it."""
+    return _PLACES.sub(lambda found: found[1] + place(found[2]), text)
 
 
 def _state(session: Session, focus: Session | None) -> str:
     if session.state is State.DETACHED:
         return "detached"
+    if session.state is State.HELD:
+        return "in the panel"
     if session.read is None:
         return "runs"
     return f"in focus: {session.name}" if session is focus else ""

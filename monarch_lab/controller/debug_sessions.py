@@ -4,7 +4,8 @@ Pure: no threads, no clocks (``now`` is an argument), no output. A session outli
 
     PAUSED     it has stopped, and no cell has asked for it yet
     ATTACHED   the cell that waits asks for its lines; between two of them it runs (``read`` is None)
-    DETACHED   left waiting, with ``detach``: only %mesh debug attaches it again
+    HELD       the panel asks for its lines: cells wait for it, and do not ask
+    DETACHED   left waiting, with ``detach``: only %mesh debug or the panel attaches it again
     DONE       it goes on, was left, or its process is gone
 """
 
@@ -18,30 +19,40 @@ from monarch_lab.wire.debugging import DebugRead, Place
 
 # How long a thread that runs on is waited for before another one is asked.
 SWITCH_S = 0.3
+_LOG_CHARS = 20_000
 POST_MORTEM = "monarch-pm"  # the thread of a debugger in the frames of a failure
 
 
 class State(Enum):
     PAUSED = auto()
     ATTACHED = auto()
+    HELD = auto()
     DETACHED = auto()
     DONE = auto()
 
 
 class Event(Enum):
     ATTACH = auto()
+    HOLD = auto()
     DETACH = auto()
     END = auto()
 
 
 MOVES: dict[tuple[State, Event], State] = {
     (State.PAUSED, Event.ATTACH): State.ATTACHED,
+    (State.PAUSED, Event.HOLD): State.HELD,
     (State.PAUSED, Event.DETACH): State.DETACHED,
     (State.PAUSED, Event.END): State.DONE,
     (State.ATTACHED, Event.ATTACH): State.ATTACHED,
+    (State.ATTACHED, Event.HOLD): State.HELD,
     (State.ATTACHED, Event.DETACH): State.DETACHED,
     (State.ATTACHED, Event.END): State.DONE,
+    (State.HELD, Event.ATTACH): State.ATTACHED,
+    (State.HELD, Event.HOLD): State.HELD,
+    (State.HELD, Event.DETACH): State.DETACHED,
+    (State.HELD, Event.END): State.DONE,
     (State.DETACHED, Event.ATTACH): State.ATTACHED,
+    (State.DETACHED, Event.HOLD): State.HELD,
     (State.DETACHED, Event.DETACH): State.DETACHED,
     (State.DETACHED, Event.END): State.DONE,
 }
@@ -50,7 +61,8 @@ MOVES: dict[tuple[State, Event], State] = {
 @dataclass(slots=True)
 class Session:
     """One stopped thread. ``name`` is what the user calls it: "1", "1/copy" of a stream, "1/pm" after a failure, "1#2"
-    the second on its rank beside the main thread. ``text`` is what it printed and was not shown yet."""
+    the second on its rank beside the main thread. ``text`` is what it printed and was not shown yet; ``log`` the end of
+    all that it printed and was told."""
 
     rank: int
     number: int
@@ -61,16 +73,26 @@ class Session:
     why: str = ""
     state: State = State.PAUSED
     text: str = ""
+    log: str = ""
+    is_post_mortem: bool = False
     is_told: bool = False  # where it stopped was shown
     answered_at: float = 0.0
 
     def move(self, event: Event) -> None:
         self.state = MOVES[self.state, event]
 
+    def note(self, text: str) -> None:
+        self.log = (self.log + text)[-_LOG_CHARS:]
+
     @property
     def is_parked(self) -> bool:
         """Whether it waits for a line that a cell may give."""
         return self.read is not None and self.state in (State.PAUSED, State.ATTACHED)
+
+    @property
+    def can_be_told(self) -> bool:
+        """Whether it waits for a line that a cell or the panel may give."""
+        return self.is_parked or (self.read is not None and self.state is State.HELD)
 
     @property
     def is_running(self) -> bool:
@@ -100,9 +122,11 @@ class Sessions:
         if session is None:
             suffix = self._suffix(rank, read)
             session = Session(rank, read.session, f"{rank}{suffix}", f"{self._label(rank)}{suffix}", read, read.place)
+            session.is_post_mortem = read.thread == POST_MORTEM
             self._all[rank, read.session] = session
         session.read, session.place, session.why = read, read.place, read.why or session.why
         session.text += read.text
+        session.note(read.text)
         return session
 
     def end(self, rank: int, number: int) -> Session | None:
@@ -130,9 +154,11 @@ class Sessions:
 
     # --- what the user does
 
-    def answered(self, session: Session, now: float) -> DebugRead | None:
+    def answered(self, session: Session, now: float, line: str = "") -> DebugRead | None:
         """It was given a line and runs; what it had asked."""
         read, session.read = session.read, None
+        if read is not None:
+            session.note(f"{read.prompt}{line}\n")
         if session.state is State.PAUSED:
             session.move(Event.ATTACH)
         session.answered_at = now
@@ -149,7 +175,7 @@ class Sessions:
 
     def detach(self) -> list[Session]:
         """Every session that a cell asks for is left waiting."""
-        found = [s for s in self._all.values() if s.state is not State.DETACHED]
+        found = [s for s in self._all.values() if s.state in (State.PAUSED, State.ATTACHED)]
         for session in found:
             session.move(Event.DETACH)
         self.focus = None

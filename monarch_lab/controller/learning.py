@@ -26,7 +26,7 @@ from monarch_lab.controller.scanning import Call, Mark, tree_of
 from monarch_lab.controller.state import ambient_values
 from monarch_lab.controller.tries import can_fail
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import InternalError, UsageError
+from monarch_lab.errors import DetachedError, InternalError, UsageError
 from monarch_lab.tensors import payload, saved
 from monarch_lab.tensors.meta import Meta, intern
 from monarch_lab.tensors.naming import name_of, shown
@@ -112,7 +112,7 @@ def learn(call: Call) -> Any:
         with HeldInterrupt():  # all of what it did is to be known, or none
             is_concluded = True
             return _conclude(call, template, pending, answers)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, DetachedError):
         if not is_concluded and len(pending.replies) == len(call.mesh.ranks_key):
             with contextlib.suppress(Exception, KeyboardInterrupt):
                 answers = _answers(call, pending)

@@ -50,7 +50,12 @@ class Listener(Outgoing):
         self.dims: dict[str, int] = {"rank": world}  # of the whole mesh
         self.stream_names: dict[int, str] = {}
         self.prompts = self._prompts = Prompts(
-            self._reply, self.label, self.is_gone, lambda n: self.stream_names.get(n, str(n)), lambda: self.dims
+            self._reply,
+            self.label,
+            self.is_gone,
+            lambda n: self.stream_names.get(n, str(n)),
+            lambda: self.dims,
+            lambda *news: (self.front or get_default_front()).debugger_news(name, *news),
         )
         self.breakpoints = Breakpoints(lambda ranks, order: self.supervisor.send_control(ranks, encode(order)))
         self._inputs = Inputs(self._reply, self.label, self.is_gone)
@@ -91,12 +96,12 @@ class Listener(Outgoing):
             case wire.Released():
                 self.callbacks.forget(message.handlers)
             case wire.DebugEnded():
-                ended = self._prompts.end(rank, message.session)
+                label = self._prompts.end(rank, message.session, message.text)
                 self._ring()
-                if message.text.strip():
+                if message.text.strip() and label is not None:
                     front = self.front or get_default_front()
                     text = with_names(message.text, front.place)
-                    front.output(self.cell, rank, ended.label if ended else self.label(rank), "stdout", text)
+                    front.output(self.cell, rank, label or self.label(rank), "stdout", text)
             case wire.Crashed():
                 log.error("a bug in rank %s of mesh %s: please report it\n%s", rank, self.name, message.text)
                 failure = wire.Failure("InternalError", message.text, [], rank=rank)

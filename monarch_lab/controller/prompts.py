@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from monarch_lab.controller import debug_console as console
-from monarch_lab.controller.debug_sessions import Session, Sessions
+from monarch_lab.controller.debug_sessions import Event, Session, Sessions, State
 from monarch_lab.controller.front import DebugPrompt, Front
-from monarch_lab.errors import DetachedError
+from monarch_lab.errors import DetachedError, UsageKeyError, UsageRuntimeError
 from monarch_lab.wire.debugging import DebugRead, DebugReply
 
 Reply = Callable[[int, DebugReply], None]
+# Of a session, for the panel: its name, what it printed, its prompt ("" while it runs), whether the panel holds it.
+News = Callable[[str, str, str, bool], None]
 # Others that stop within this time of the first are told in one line with it.
 GATHER_S = 0.003
 
@@ -31,12 +33,14 @@ class Prompts:
         is_gone: Callable[[int], bool],
         stream: Callable[[int], str] = str,
         dims: Callable[[], Mapping[str, int]] = dict,
+        news: News = lambda *_: None,
     ) -> None:
         self.quitting = False
         self.serving = False
         self._reply = reply
         self._is_gone = is_gone
         self._dims = dims
+        self.on_news = news
         self._lock = threading.RLock()  # guards _sessions
         self._sessions = Sessions(label, stream)
         self._came = threading.Event()
@@ -64,17 +68,35 @@ class Prompts:
             self._reply(rank, DebugReply(read.session, read.number, None, leave=True))
             return
         with self._lock:
-            self._sessions.read(rank, read)
+            session = self._sessions.read(rank, read)
+            self._tell(session, self._taken(session))
         self._came.set()
 
-    def end(self, rank: int, session: int) -> Session | None:
+    def end(self, rank: int, number: int, text: str) -> str | None:
+        """The thread goes on; how what it printed last is to be labelled, None where the panel has shown it."""
         with self._lock:
-            return self._sessions.end(rank, session)
+            session = next((s for s in self._sessions if (s.rank, s.number) == (rank, number)), None)
+            if session is None:
+                return ""
+            is_held = session.state is State.HELD
+            self._sessions.end(rank, number)
+            self.on_news(session.name, text if is_held else "", "", is_held)
+            return None if is_held else session.label
 
     def forget(self, rank: int) -> None:
         """Its process is gone: nobody waits for a line any more."""
         with self._lock:
+            gone = [s for s in self._sessions if s.rank == rank]
             self._sessions.end_rank(rank)
+            for session in gone:
+                self._tell(session, "")
+
+    def _taken(self, session: Session) -> str:
+        """What it printed, where the panel shows it."""
+        if session.state is not State.HELD:
+            return ""
+        text, session.text = session.text, ""
+        return text
 
     # --- leaving
 
@@ -82,10 +104,14 @@ class Prompts:
         """Every op in a debugger ends, as with ``q``."""
         with self._lock:
             for session in self.sessions:
-                read = session.read
-                if read is not None:
-                    self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
-                self._sessions.end(session.rank, session.number)
+                self._leave(session)
+
+    def _leave(self, session: Session) -> None:
+        read = session.read
+        if read is not None:
+            self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
+        self._sessions.end(session.rank, session.number)
+        self.on_news(session.name, "", "", False)
 
     def refuse_detached(self, ranks: Iterable[int], place: console.Placer = str) -> None:
         """Raises DetachedError where one of these waits in a debugger that no cell asks for: its answer will not
@@ -105,34 +131,92 @@ class Prompts:
         with self._lock:
             return self._sessions.detach()
 
+    def leave_prompt(self, place: console.Placer) -> str:
+        """After an interrupt there: those that cells ask for are detached, but for post-mortems, which hold nothing up
+        and end. What to say."""
+        with self._lock:
+            ended = [s for s in self.sessions if s.is_post_mortem and s.state is not State.HELD]
+            for session in ended:
+                self._leave(session)
+            self._sessions.detach()
+            left = [s for s in self.sessions if s.read is not None]
+        if left:
+            return f"{console.waiting(left, place)}: %mesh debug goes on there, %mesh interrupt ends what has stopped"
+        if ended:
+            return "the post-mortem has ended: %mesh pm begins it again"
+        return "what the panel steps goes on there, %mesh interrupt ends it"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether the user sits in a debugger: at a cell's prompt, or in the panel."""
+        with self._lock:
+            return self._sessions.has_to_ask() or any(s.state is State.HELD for s in self._sessions)
+
     @property
     def is_attached(self) -> bool:
         with self._lock:
             return bool(self._sessions.attached) or self._sessions.has_to_ask()
 
-    # --- lines that do not come from the prompt
+    # --- lines that do not come from the prompt: a panel's, a script's. Any thread
 
-    def type_line(self, name: str, line: str) -> bool:
-        """Answer the session of that name as if ``line`` had been typed at its prompt; False: it does not wait. Any
-        thread: a cell that asks for it meanwhile stops asking."""
+    def hold(self, name: str) -> None:
+        """The panel asks for this one's lines from now on. Raises UsageKeyError where there is none of that name."""
         with self._lock:
-            session = self._sessions.find(name)
-            if session is None or session.read is None:
-                return False
+            session = self._named(name)
+            session.move(Event.HOLD)
+            session.text = ""
+            if self._sessions.focus is session:
+                self._sessions.focus = None
+            self._tell(session, session.log)
+
+    def release(self, name: str) -> None:
+        """It is left waiting, as with ``detach``. Raises UsageKeyError where there is none of that name."""
+        with self._lock:
+            session = self._named(name)
+            session.move(Event.DETACH)
+            self._tell(session, "")
+
+    def type_line(self, name: str, line: str) -> str:
+        """Answer the session of that name as if ``line`` had been typed at its prompt; what the mesh's own commands
+        say to it. A cell that asks for it meanwhile stops asking.
+
+        Raises UsageKeyError where there is none of that name, UsageRuntimeError where it runs.
+        """
+        with self._lock:
+            session = self._named(name)
+            if session.read is None:
+                raise UsageRuntimeError(f"rank {name} runs: it can be asked when it stops again")
             action = console.read_line(line, session, self.sessions, self._dims(), str)
-            if isinstance(action, console.Send):
-                self._send(action)
-            elif isinstance(action, console.Detach):
-                self._sessions.detach()
-            elif isinstance(action, console.Focus):
-                self._sessions.focus = action.on
-            return True
+            match action:
+                case console.Send():
+                    self._send(action)
+                case console.Focus(on=focus):
+                    self._sessions.focus = focus
+                case console.Detach() if session.state is State.HELD:
+                    self.release(name)
+                case console.Detach():
+                    self._sessions.detach()
+                case console.Say(text=text):
+                    return text
+        return ""
+
+    def _named(self, name: str) -> Session:
+        session = self._sessions.find(name)
+        if session is None:
+            there = ", ".join(s.name for s in self._sessions) or "none"
+            raise UsageKeyError(f"no debugger waits that is named {name}; there is {there}")
+        return session
+
+    def _tell(self, session: Session, text: str) -> None:
+        """The panel: a session has news, and text where it holds it."""
+        prompt = session.read.prompt if session.read is not None else ""
+        self.on_news(session.name, text, prompt, session.state is State.HELD)
 
     # --- asking. Runs on: the thread that waits
 
     def serve(self, front: Front) -> None:
         """Ask the user for those that wait, one line at a time, until nobody does or those asked run on.
-        KeyboardInterrupt ends the prompt; who raises it leaves them all (stop_cell)."""
+        KeyboardInterrupt ends the prompt; who hears it detaches them (leave_prompt)."""
         if self.serving:
             return
         self.serving = True
@@ -166,7 +250,7 @@ class Prompts:
             for session in untold:
                 if session is not focus:
                     session.text = ""  # where it stopped, which is told for all
-            texts = [(s, s.text) for s in self.sessions if s.text and s is not focus]
+            texts = [(s, s.text) for s in self.sessions if s.text and s is not focus and s.state is not State.HELD]
             for session, _ in texts:
                 session.text = ""
         if untold and (len(untold) > 1 or untold[0] is not focus or untold[0].why):
@@ -216,9 +300,10 @@ class Prompts:
     def _send(self, action: console.Send) -> None:
         now = time.monotonic()
         for session in action.to:
-            read = self._sessions.answered(session, now)
+            read = self._sessions.answered(session, now, action.line)
             if read is not None:
                 self._reply(session.rank, DebugReply(read.session, read.number, action.line))
+                self._tell(session, "")
 
 
 def ranks_of(sessions: Iterable[Session]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,9 +68,10 @@ def line_of(location: locations.Location | None) -> str:
 
 
 class Recorder:
-    def __init__(self, client: Any, function: str) -> None:
+    def __init__(self, client: Any, function: str, on_stop: Callable[[str], None]) -> None:
         self.client = client
         self.function = function
+        self._on_stop = on_stop
         self.ops: list[Noted] = []
         self.tape = Tape()
         self.placed: dict[int, Placed] = {}
@@ -86,6 +87,7 @@ class Recorder:
         self.had: set[int] = set()  # refs of those leaves
         self.loans: list[Any] = []  # begun inside
         self.events: dict[int, int] = {}
+        self.stop: str | None = None  # where a function on the workers has a breakpoint: what has one is not replayed
 
     def begin(self, tensors: list[Any]) -> None:
         """The values that are there now: what else an op reads was made inside. ``tensors``: those that are given."""
@@ -190,6 +192,12 @@ class Recorder:
         """The error for what cannot be done again by a replay. Its traceback ends at the user's line."""
         at = line_of(where or locations.here(2))
         return UsageTypeError(f"{what} at {at} cannot be part of the recording of {self.function}: {instead}")
+
+    def note_stop(self, function: str) -> None:
+        """A function is called that may stop in a debugger."""
+        if self.stop is None:
+            self.stop = f"there is a breakpoint in {function}, which it calls"
+            self._on_stop(self.stop)
 
     # --- gradients
 

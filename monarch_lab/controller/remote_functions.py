@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch_lab.controller.breakpoints import may_stop, names_in
 from monarch_lab.controller.calling import send_call
 from monarch_lab.controller.dispatch import replay
 from monarch_lab.controller.futures import Future
@@ -38,7 +39,7 @@ def fingerprint(fn: Any, seen: frozenset[int] = frozenset()) -> Any:
             values.append(cell.cell_contents)
         except ValueError:
             return None
-    values += [fn.__globals__[n] for n in _names(fn.__code__) if n in fn.__globals__]
+    values += [fn.__globals__[n] for n in names_in(fn.__code__) if n in fn.__globals__]
     for value in values:
         if type(value) in _SIMPLE:
             parts.append((type(value), value))
@@ -52,14 +53,6 @@ def fingerprint(fn: Any, seen: frozenset[int] = frozenset()) -> Any:
                 return None
             parts.append(inner)
     return tuple(parts)
-
-
-def _names(code: types.CodeType) -> set[str]:
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
 
 
 class RemoteFunction:
@@ -122,6 +115,8 @@ class RemoteFunction:
         name = self.remote_name(call.mesh.client)
         call.key = (name, *call.key[1:])
         client = call.mesh.client
+        if client.recorder is not None and may_stop(self.fn):
+            client.recorder.note_stop(self.shown)
         if self.propagate is not None:
             call.key = (*call.key, (TOLD, self.propagate))
         entry = client.cache.entries.get(call.key) if call.hashable else None

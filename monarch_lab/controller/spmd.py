@@ -109,7 +109,10 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     except DetachedError:
         pending.add_callback(lambda: _tell_late(client, pending, cell))
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if error is client.left_prompt:
+            pending.add_callback(lambda: _tell_late(client, pending, cell))
+            raise
         raise KeyboardInterrupt(waited(pending, cell)) from None
     finally:
         ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}

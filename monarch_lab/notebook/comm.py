@@ -3,9 +3,13 @@
 What a snapshot holds is wire/snapshot.py's; what a button does is up to the ``PanelCommands`` passed in.
 
     kernel to browser   {"op": "snapshot", "snapshot": KernelSnapshot}
+                        {"op": "debug_text", "mesh": name, "session": name, "text": what was printed,
+                         "prompt": "" while it runs}, of sessions that the panel holds
                         {"op": "failed", "command": op, "mesh": name, "text": sentence}
                         {"op": "pong", "thread": name}
     browser to kernel   {"op": "sync"}, {"op": "ping"}, {"op": "interrupt" | "stop", "mesh": name}
+                        {"op": "debug_attach" | "debug_detach", "mesh": name, "session": name}
+                        {"op": "debug_line", "mesh": name, "session": name, "line": text}
 
 Runs on: "monarch-panel" (the only thread that publishes, and that takes snapshots) and a subshell of the kernel
 (where the browser's messages arrive, so that they are heard while a cell runs).
@@ -40,6 +44,7 @@ Message = dict[str, Any]
 
 class _Order(Enum):
     PUSH = auto()
+    LOOK = auto()  # something may have changed
     END = auto()
 
 
@@ -52,6 +57,13 @@ class PanelCommands(Protocol):
     def interrupt(self, mesh: str) -> None: ...
 
     def stop(self, mesh: str) -> None: ...
+
+    def debug_attach(self, mesh: str, session: str) -> None: ...
+
+    def debug_line(self, mesh: str, session: str, line: str) -> str:
+        """What the mesh's own commands say to it."""
+
+    def debug_detach(self, mesh: str, session: str) -> None: ...
 
 
 class Panel:
@@ -68,8 +80,12 @@ class Panel:
             "ping": lambda _: self._outbox.put({"op": "pong", "thread": threading.current_thread().name}),
             "interrupt": lambda data: self._commands.interrupt(_mesh_of(data)),
             "stop": lambda data: self._commands.stop(_mesh_of(data)),
+            "debug_attach": lambda data: self._commands.debug_attach(_mesh_of(data), _text_of(data, "session")),
+            "debug_line": self._type,
+            "debug_detach": lambda data: self._commands.debug_detach(_mesh_of(data), _text_of(data, "session")),
         }
         self._outbox: queue.SimpleQueue[Message | _Order] = queue.SimpleQueue()
+        self._is_look_due = False  # many ranks may stop at once
         self._comm: Any = None
         self._thread: threading.Thread | None = None
         self._close_subshell: Callable[[], None] = lambda: None
@@ -99,6 +115,23 @@ class Panel:
         self._close_subshell()
         self._outbox = queue.SimpleQueue()
 
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
+        """Of a debugger (controller.prompts.News). Any thread."""
+        if is_held:
+            self._outbox.put({"op": "debug_text", "mesh": mesh, "session": session, "text": text, "prompt": prompt})
+        if not self._is_look_due:
+            self._is_look_due = True
+            self._outbox.put(_Order.LOOK)
+
+    def _type(self, data: Message) -> None:
+        mesh, session = _mesh_of(data), _text_of(data, "session")
+        said = self._commands.debug_line(mesh, session, _text_of(data, "line"))
+        if said:
+            prompt = "(Pdb) "  # where the mesh's own commands are
+            self._outbox.put(
+                {"op": "debug_text", "mesh": mesh, "session": session, "text": f"{said}\n", "prompt": prompt}
+            )
+
     def _publish(self, channel: Any) -> None:
         pushed: tuple[object, ...] | None = None
         pushed_at = 0.0
@@ -114,6 +147,7 @@ class Panel:
             if isinstance(item, dict):
                 channel.send(item)
                 continue
+            self._is_look_due = False
             try:
                 snapshot = self._snapshot()
             except Exception:
@@ -151,6 +185,7 @@ def what_shows(snapshot: KernelSnapshot) -> tuple[object, ...]:
                 m.note,
                 m.ops,
                 *m.dims,
+                *m.debuggers,
                 *(msgspec.structs.replace(p, cpu_s=0.0) for p in m.processes),
             )
             for m in snapshot.meshes
@@ -159,10 +194,14 @@ def what_shows(snapshot: KernelSnapshot) -> tuple[object, ...]:
 
 
 def _mesh_of(data: Message) -> str:
-    mesh = data.get("mesh")
-    if not isinstance(mesh, str):
-        raise ValueError(f"the command {data.get('op')!r} names no mesh")
-    return mesh
+    return _text_of(data, "mesh")
+
+
+def _text_of(data: Message, field: str) -> str:
+    text = data.get(field)
+    if not isinstance(text, str):
+        raise ValueError(f"the command {data.get('op')!r} names no {field}")
+    return text
 
 
 def _route_to_subshell(kernel: Any, channel: Any) -> Callable[[], None]:

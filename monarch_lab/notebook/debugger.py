@@ -5,9 +5,10 @@ Runs on: the thread that waits (in a kernel the main one).
 
 from __future__ import annotations
 
-import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch_lab.controller.debug_console import with_names
 from monarch_lab.notebook import asking
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     None: no command will come (end of input, a front end without an input box, the worker is gone). Raises
     KeyboardInterrupt when the user interrupts the prompt.
     """
-    for line in prompt.text.splitlines():
-        print(f"[{prompt.label}] {_with_cell_names(shell, line)}")
+    for line in with_names(prompt.text, partial(cell_name, shell)).splitlines():
+        print(f"[{prompt.label}] {line}")
     try:
         return asking.ask(shell, f"[{prompt.label}] {prompt.prompt}", prompt.alive)
     except asking.CannotAskError:
@@ -33,12 +34,6 @@ def ask(shell: Any, prompt: DebugPrompt) -> str | None:
     except EOFError:
         pass
     return None
-
-
-def _with_cell_names(shell: Any, line: str) -> str:
-    """``> In[3](4)f()``, where pdb prints a kernel's file name of that cell."""
-
-    return re.sub(r"(?<=> )(?P<file>\S+)(?=\(\d+\))", lambda match: cell_name(shell, match["file"]), line)
 
 
 def cell_name(shell: Any, file: str) -> str:

@@ -6,17 +6,19 @@ Runs on: the main thread.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import linecache
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.arguments import Parser
 from monarch_lab.errors import UsageValueError
+from monarch_lab.notebook import tracebacks
 from monarch_lab.notebook.rich import named
 
 if TYPE_CHECKING:
@@ -38,7 +40,18 @@ def debug_arguments(parser: Parser) -> None:
 
 
 def debug(mesh: DeviceMesh, arguments: Arguments) -> None:
-    _controller().debug(mesh, arguments.ranks)
+    with _said_in_one_line():
+        _controller().debug(mesh, arguments.ranks)
+
+
+@contextlib.contextmanager
+def _said_in_one_line() -> Iterator[None]:
+    """An interrupt at the prompt."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        tracebacks.leave_out_our_frames(error, always=True)
+        raise
 
 
 def pm_arguments(parser: Parser) -> None:
@@ -52,7 +65,8 @@ def post_mortem(mesh: DeviceMesh, arguments: Arguments) -> None:
         _controller().forget_failure(mesh)
         print(f'What mesh "{mesh.name}" kept of its last failure is gone.')
         return
-    _controller().post_mortem(mesh, arguments.rank)
+    with _said_in_one_line():
+        _controller().post_mortem(mesh, arguments.rank)
 
 
 def debugpy_arguments(parser: Parser) -> None:

@@ -162,9 +162,11 @@ def _events(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
 def _panel(ip: Any, meshes: Meshes, front: Front) -> Iterator[None]:
     panel = Panel(meshes.snapshot, meshes)
     panel.start(ip)
+    front.on_debugger = panel.debugger_news
     try:
         yield
     finally:
+        front.on_debugger = lambda *_: None
         panel.stop()
 
 

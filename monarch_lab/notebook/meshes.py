@@ -128,6 +128,15 @@ class Meshes:
     def stop(self, mesh: str) -> None:
         self.find(mesh).exit()
 
+    def debug_attach(self, mesh: str, session: str) -> None:
+        self.find(mesh).client.prompts.hold(session)
+
+    def debug_line(self, mesh: str, session: str, line: str) -> str:
+        return str(self.find(mesh).client.prompts.type_line(session, line))
+
+    def debug_detach(self, mesh: str, session: str) -> None:
+        self.find(mesh).client.prompts.release(session)
+
 
 def workers(mesh: DeviceMesh) -> str:
     """As in "2 workers"."""

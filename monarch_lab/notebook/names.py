@@ -14,7 +14,10 @@ _OP = re.compile(r"(?P<file>.+?):(?P<line>\d+) (?P<source>.*)", re.DOTALL)
 
 
 def readable(mesh: MeshSnapshot) -> MeshSnapshot:
-    """The snapshot with each process's op as "In[3] line 2: y = x @ w"."""
+    """The snapshot with each process's op as "In[3] line 2: y = x @ w", and where each debugger stands as "In[3]"."""
+    if mesh.debuggers:
+        debuggers = [msgspec.structs.replace(d, file=_file_text(d.file)) for d in mesh.debuggers]
+        mesh = msgspec.structs.replace(mesh, debuggers=debuggers)
     if not any(process.op for process in mesh.processes):
         return mesh
     processes = [msgspec.structs.replace(p, op=op_text(p.op)) if p.op else p for p in mesh.processes]
@@ -25,7 +28,12 @@ def op_text(op: str) -> str:
     match = _OP.fullmatch(op)
     if match is None:
         return op
+    file = match["file"]
+    place = _file_text(file)
+    return f"{PurePath(file).name if place == file else place} line {match['line']}: {match['source']}"
+
+
+def _file_text(file: str) -> str:
     shell = get_ipython()
-    known = shell.compile.format_code_name(match["file"]) if shell is not None else None
-    place = known[1] if known else PurePath(match["file"]).name
-    return f"{place} line {match['line']}: {match['source']}"
+    known = shell.compile.format_code_name(file) if shell is not None else None
+    return known[1] if known else file

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from monarch_lab.controller.debug_console import with_names
 from monarch_lab.notebook import asking, debugger
 from monarch_lab.notebook.block import Block
 from monarch_lab.notebook.place import Place
@@ -49,6 +50,7 @@ class Front:
         self._places: dict[int, Place] = {}
         self._newest = Place.here(shell)
         self._displays = Displays(shell)
+        self.on_debugger: Callable[..., None] = lambda *_: None  # the panel's
         self._blocks: dict[int, Block] = {}  # by cell; 0 is whichever is newest
         self._lock = threading.Lock()  # guards the blocks
         self._news = threading.Event()
@@ -59,6 +61,7 @@ class Front:
         front = client.front
         if not (isinstance(front, Front) and front.client is client and front._shell is self._shell):  # noqa: SLF001
             client.front = front = Front(self._shell, client)
+        front.on_debugger = self.on_debugger
         return front
 
     def move_here(self) -> None:
@@ -114,6 +117,10 @@ class Front:
         """Lines of the debugger that are no rank's own; on the thread that waits."""
         self.end_lines()
         print(text, flush=True)
+
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
+        """For the panel. Any thread."""
+        self.on_debugger(mesh, session, with_names(text, self.place), prompt, is_held)
 
     def place(self, file: str) -> str:
         """In[3] for a cell's file."""

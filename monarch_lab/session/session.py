@@ -24,7 +24,7 @@ from monarch_lab.supervisor import Ground, MeshLaunch, ProcessInfo, Supervisor
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.shape import Slice
-from monarch_lab.wire.snapshot import MeshSnapshot, ProcessSnapshot
+from monarch_lab.wire.snapshot import DebuggerSnapshot, MeshSnapshot, ProcessSnapshot
 
 Progress = Callable[[str, int, int], None]
 _NAMES = ("host", "gpu")
@@ -156,6 +156,7 @@ class Session:
             age_s=round(time.monotonic() - self.started, 1),
             ops=client.ops,
             note=client.note,
+            debuggers=[_debugger(s) for s in client.prompts.sessions],
         )
 
     def _process(self, info: ProcessInfo) -> ProcessSnapshot:
@@ -182,3 +183,19 @@ class Session:
             op_age_s=round(age, 1),
             exit=info.ending(),
         )
+
+
+def _debugger(session: Any) -> DebuggerSnapshot:
+    place = session.place
+    return DebuggerSnapshot(
+        name=session.name,
+        rank=session.rank,
+        label=session.label,
+        state=session.state.name.lower(),
+        file=place.file,
+        line=place.line,
+        function=place.function,
+        source=place.source,
+        why=session.why,
+        prompt=session.read.prompt if session.read is not None else "",
+    )

@@ -50,10 +50,12 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class Looked(Message, frozen=True):
-    """``begun``: collectives begun, by group of torch.distributed."""
+    """``begun``: collectives begun, by group of torch.distributed. ``timeouts``: seconds, of the groups that the user
+    made with one."""
 
     ident: int
     threads: list[ThreadStack]
     collectives: list[Collective]
     begun: dict[str, int]
     memory: Memory | None = None
+    timeouts: dict[str, float] = {}

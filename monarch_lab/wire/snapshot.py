@@ -12,6 +12,7 @@ import msgspec
 
 ProcessState = Literal["starting", "idle", "busy", "debugging", "lost", "exited"]
 MeshState = Literal["starting", "live", "dead", "closed"]
+DebuggerState = Literal["paused", "attached", "held", "detached"]
 
 
 class ProcessSnapshot(msgspec.Struct, frozen=True):
@@ -29,6 +30,21 @@ class ProcessSnapshot(msgspec.Struct, frozen=True):
     exit: str = ""  # "signal SIGKILL", "exit code 1"; "" while it lives
 
 
+class DebuggerSnapshot(msgspec.Struct, frozen=True):
+    """One stopped thread; see controller/debug_sessions.py. ``held``: the panel asks for its lines."""
+
+    name: str  # "1", "1/copy" of a stream, "1#2" the second thread of a rank
+    rank: int
+    label: str
+    state: DebuggerState
+    file: str
+    line: int
+    function: str
+    source: str
+    why: str = ""
+    prompt: str = ""  # "" while it runs
+
+
 class MeshSnapshot(msgspec.Struct, frozen=True):
     name: str
     state: MeshState
@@ -38,6 +54,7 @@ class MeshSnapshot(msgspec.Struct, frozen=True):
     age_s: float = 0.0
     ops: int = 0  # issued since the mesh started
     note: str = ""  # why it is dead, in one sentence
+    debuggers: list[DebuggerSnapshot] = []
 
 
 class KernelSnapshot(msgspec.Struct, frozen=True):

@@ -21,6 +21,15 @@ def is_ours(frame: FrameType) -> bool:
     return name.startswith(_OURS) or name == _GENERATED
 
 
+def is_of_user(frame: FrameType | None) -> bool:
+    """Whether it is the user's, or a library's that the user's calls with nothing of ours in between."""
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
+        if is_ours(frame):
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
 @functools.lru_cache(4096)
 def is_users_file(name: str) -> bool:
     # "<string>" is how the process was started; what the user runs by exec() has callers that are the user's.

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch_lab.wire.debugging import Place
 from monarch_lab.worker.breakpoints import Breakpoints
-from monarch_lab.worker.debug_frames import is_ours, is_users_file, place_of, users_frame
+from monarch_lab.worker.debug_frames import is_of_user, is_ours, is_users_file, place_of, users_frame
 from monarch_lab.worker.debug_terminal import DebuggerQuit, Declined, Terminal
 from monarch_lab.worker.describing import headline
 
@@ -48,13 +48,16 @@ class WorkerPdb(pdb.Pdb):
 
     # --- beginning
 
+    def reset(self) -> None:
+        sys.settrace(None)  # the debugger itself is not traced
+        super().reset()
+
     def set_trace(self, frame: FrameType | None = None, **_: Any) -> None:
         self.is_stepping = True
         super().set_trace(frame)
 
     def stop_at(self, frame: FrameType) -> None:
         """Stop at the line that the frame runs, now; not from a trace function. Raises DebuggerQuit."""
-        sys.settrace(None)  # the debugger itself is not traced
         self.reset()
         self.botframe = _bottom(frame)
         self.set_step()
@@ -78,11 +81,13 @@ class WorkerPdb(pdb.Pdb):
         self._trace(frame, everywhere=False)
 
     def post_mortem(self, trace: TracebackType) -> None:
+        before = sys.gettrace()
         self.reset()
         try:
             self.interaction(None, trace)
         finally:
             self._end()
+            sys.settrace(before)
 
     def _trace(self, frame: FrameType, everywhere: bool) -> None:
         above: FrameType | None = frame
@@ -95,6 +100,9 @@ class WorkerPdb(pdb.Pdb):
     # --- where it stops
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "call" and not (self.is_stepping or self.breaks or self._breakpoints):
+            sys.settrace(None)  # there is nothing to stop at any more
+            return None
         try:
             result = super().trace_dispatch(frame, event, arg)
         except bdb.BdbQuit:
@@ -113,10 +121,8 @@ class WorkerPdb(pdb.Pdb):
         return users_frame(above) is None
 
     def stop_here(self, frame: FrameType) -> bool:
-        if is_ours(frame) or not super().stop_here(frame):
-            return False
-        # A library's code, where the user's calls it; not what we call after it.
-        return users_frame(frame) is not None
+        # A library's code, where the user's calls it; not what we call.
+        return bool(super().stop_here(frame)) and is_of_user(frame)
 
     def break_here(self, frame: FrameType) -> bool:
         if super().break_here(frame):
@@ -145,6 +151,18 @@ class WorkerPdb(pdb.Pdb):
     def user_line(self, frame: FrameType) -> None:
         self._at_first_line = False
         super().user_line(frame)
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        try:
+            super().user_return(frame, return_value)
+        finally:
+            _forget(frame, "__return__")
+
+    def user_exception(self, frame: FrameType, exc_info: Any) -> None:
+        try:
+            super().user_exception(frame, exc_info)
+        finally:
+            _forget(frame, "__exception__")
 
     def setup(self, f: FrameType | None, tb: Any) -> Any:
         result = super().setup(f, tb)
@@ -254,6 +272,13 @@ class WorkerPdb(pdb.Pdb):
             names += [n.removeprefix("do_") for n in self.get_names() if n.startswith("do_" + arg)]
         self.message("  ".join(sorted({n for n in names if not n.startswith("__") or arg.endswith("__")})) or "(none)")
 
+    def do_debug(self, arg: str) -> bool | None:
+        """debug STATEMENT: step through it, in a debugger of its own"""
+        result = super().do_debug(arg)
+        if self.curframe is not None:
+            _forget(self.curframe, "__return__")
+        return result
+
     def do_help(self, arg: str) -> None:
         super().do_help(arg)
         if not arg:
@@ -266,6 +291,12 @@ class WorkerPdb(pdb.Pdb):
         self.error("a worker is not started again from its debugger: leave it with q, and run the cell again")
 
     do_restart = do_run
+
+
+def _forget(frame: FrameType, name: str) -> None:
+    """What pdb has put among the variables; those of a cell last."""
+    if frame.f_locals is frame.f_globals:
+        frame.f_globals.pop(name, None)
 
 
 def _bottom(frame: FrameType) -> FrameType:

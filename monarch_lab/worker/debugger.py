@@ -13,6 +13,8 @@ import queue
 import signal
 import sys
 import threading
+import traceback
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -49,7 +51,8 @@ class Debugger:
         self._stream = stream
         self._cell = cell
         self._sessions = itertools.count(1)
-        self._terminals: dict[int, Terminal] = {}
+        # Each is its debugger's, which goes with its thread.
+        self._terminals: weakref.WeakValueDictionary[int, Terminal] = weakref.WeakValueDictionary()
         self._here = threading.local()  # .pdb: the thread's own
         self._main: WorkerPdb | None = None
         self._for_main: queue.SimpleQueue[Callable[[FrameType | None], None]] = queue.SimpleQueue()
@@ -61,6 +64,14 @@ class Debugger:
         signal.signal(SIGNAL, self._on_signal)
         failures.on_described = lambda error: self.last.note(error, self._cell())
         user_code.begins, user_code.ends = self._begin_user_code, self.leave_user_code
+        os.register_at_fork(after_in_child=self._on_fork)
+
+    def _on_fork(self) -> None:
+        """In a process that the user's code has forked (a DataLoader's, say), which has no way to the kernel."""
+        sys.settrace(None)
+        threading.settrace(None)
+        user_code.begins = lambda: None
+        sys.breakpointhook = pdb.set_trace = _go_on
 
     # --- what the kernel says. Runs on: the reader thread
 
@@ -86,6 +97,8 @@ class Debugger:
                 self.reply(message)
             case wire.DebugBreakpoints(breakpoints=points):
                 self.breakpoints.set(points)
+                if threading.gettrace() in (None, self._trace_thread):  # else it is the user's, or debugpy's
+                    threading.settrace(self._trace_thread if points else None)
                 self._on_main(self._stand_by)
             case wire.DebugBreakIn(ident=ident):
                 self._on_main(lambda frame: self._break_in(ident, frame))
@@ -201,6 +214,17 @@ class Debugger:
             lambda declined: self._report(wire.DebugEnded(terminal.session, terminal.take(), declined)),
         )
 
+    # --- threads that the user's code starts while there are breakpoints. Runs on: the new thread
+
+    def _trace_thread(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """The first call on it."""
+        if threading.current_thread().name.startswith("monarch-") or not self.breakpoints:
+            sys.settrace(None)
+            return None
+        mine = self._pdb()
+        mine.stand_by(frame)
+        return mine.trace_dispatch(frame, event, arg)
+
     # --- around the user's code, on its thread
 
     def _begin_user_code(self) -> None:
@@ -212,3 +236,9 @@ class Debugger:
         mine: WorkerPdb | None = getattr(self._here, "pdb", None)
         if mine is not None and mine.is_stepping:
             mine.finish()
+
+
+def _go_on(*_: Any, **__: Any) -> None:
+    print(f"process {os.getpid()} was forked by your code, so no debugger can ask for it: it goes on. It was at:")
+    traceback.print_stack(sys._getframe(1), file=sys.stdout)
+    sys.stdout.flush()

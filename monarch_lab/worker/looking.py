@@ -31,7 +31,8 @@ _LARGEST = 5
 
 def look(order: Look, cells: dict[int, Any], spmd: Spmd) -> Looked:
     memory = _memory(cells, spmd.variables()) if order.memory else None
-    return Looked(order.ident, _threads(), _collectives(spmd), spmd.group.sequences(), memory)
+    group = spmd.group
+    return Looked(order.ident, _threads(), _collectives(spmd), group.sequences(), memory, dict(group.timeouts))
 
 
 def _threads() -> list[ThreadStack]:

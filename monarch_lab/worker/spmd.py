@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import contextlib
 import gc
 import inspect
@@ -72,6 +73,7 @@ class Spmd:
         if "rank" not in names:
             spec = self._spec
             names |= {
+                "__builtins__": builtins,  # the module, as in a script: else locals() shows all of them
                 "rank": spec.rank,
                 "local_rank": spec.local_rank,
                 "world_size": spec.world_size,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import inspect
 import os
 import socket
 import time
@@ -35,6 +36,7 @@ _FORM_TIMEOUT = datetime.timedelta(minutes=2)  # every rank comes to it at once,
 _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group
 _new_group = dist.new_group
+_NEW_GROUP = inspect.signature(_new_group)
 
 
 def _groups() -> list[tuple[Any, str]]:
@@ -51,6 +53,7 @@ class SpmdGroup:
         self._known: dict[int, tuple[int, int]] = {}  # sockets of gloo groups
         self._meeting = Meeting(spec)
         self.formed_ns = 0
+        self.timeouts: dict[str, float] = {}  # seconds, by name, of the groups that the user made with one
 
     def form(self, number: int) -> None:
         """The default group under this number, which every rank of the mesh calls for; 0: leave it as it is."""
@@ -61,6 +64,7 @@ class SpmdGroup:
         if dist.is_initialized():
             dist.destroy_process_group()
         self._known.clear()
+        self.timeouts = {}
         self._joined = self._made = 0
         self._join(f"spmd{number}")
         self._number = number
@@ -147,13 +151,22 @@ class SpmdGroup:
 
     @functools.wraps(_new_group)
     def _new_group(self, *args: Any, **kwargs: Any) -> Any:
-        """torch's, which every rank calls; who waits for the others can be told of and freed."""
+        """torch's, which every rank calls; who waits for the others can be told of and freed. A time-out is counted
+        by the kernel (controller/stall_watch.py), whose clock stops while someone stands in a debugger."""
         __tracebackhide__ = True
         if not kwargs.get("use_local_synchronization") and dist.is_initialized():
             self._made += 1
             with severed_when_it_fails():
                 self._meeting.wait(f"group{self._number}-{self._joined}-{self._made}", "new_group")
-        return _new_group(*args, **kwargs)
+        asked = _NEW_GROUP.bind(*args, **kwargs)
+        timeout = asked.arguments.get("timeout")
+        if not isinstance(timeout, datetime.timedelta):
+            return _new_group(*args, **kwargs)
+        del asked.arguments["timeout"]
+        group = _new_group(*asked.args, **asked.kwargs)
+        if name := dict(_groups()).get(group):
+            self.timeouts = {**self.timeouts, name: timeout.total_seconds()}
+        return group
 
     def _init_process_group(
         self, backend: str | None = None, init_method: str | None = None, *args: Any, **kwargs: Any

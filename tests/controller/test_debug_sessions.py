@@ -10,7 +10,7 @@ from monarch_lab.controller import debug_console as console
 from monarch_lab.controller.debug_sessions import MOVES, SWITCH_S, Event, Sessions, State
 from monarch_lab.controller.front import DebugPrompt
 from monarch_lab.controller.prompts import Prompts
-from monarch_lab.errors import DetachedError
+from monarch_lab.errors import DetachedError, UsageKeyError, UsageRuntimeError
 from monarch_lab.wire.debugging import DebugRead, DebugReply, Place
 
 DIMS = {"host": 2, "gpu": 2}
@@ -35,7 +35,7 @@ def typed(sessions: Sessions, line: str, prompt: str = "(Pdb) ") -> console.Acti
 
 
 def test_a_session_that_is_done_moves_no_more() -> None:
-    assert {state for state, _ in MOVES} == {State.PAUSED, State.ATTACHED, State.DETACHED}
+    assert {state for state, _ in MOVES} == {State.PAUSED, State.ATTACHED, State.HELD, State.DETACHED}
     assert all(MOVES[state, Event.END] is State.DONE for state, _ in MOVES)
     [session] = stopped(1)
     session.move(Event.END)
@@ -170,7 +170,11 @@ def test_an_answer_from_elsewhere_ends_the_prompt() -> None:
     made, sent = prompts(1)
 
     def panel() -> str:
-        assert made.type_line("1", "n") and not made.type_line("1", "n") and not made.type_line("7", "n")
+        assert made.type_line("1", "n") == ""
+        with pytest.raises(UsageRuntimeError, match="rank 1 runs: it can be asked when it stops again"):
+            made.type_line("1", "n")
+        with pytest.raises(UsageKeyError, match="no debugger waits that is named 7; there is 1"):
+            made.type_line("7", "n")
         return "typed too late"
 
     made.serve(Front(panel))
@@ -184,3 +188,44 @@ def test_nobody_to_ask_lets_the_worker_go_on() -> None:
     made.quitting = True
     made.add(3, read(2, 5))
     assert sent[-1] == (3, DebugReply(2, 5, None, leave=True)) and not made.is_waiting(3)
+
+
+def test_what_the_panel_holds_no_cell_asks_for_and_its_text_goes_there() -> None:
+    made, sent = prompts(0, 1)
+    news: list[tuple[str, str, str, bool]] = []
+    made.on_news = lambda *told: news.append(told)
+
+    def panel() -> str:
+        made.hold("0")
+        return "typed too late"
+
+    front = Front(panel, "c")
+    made.serve(front)  # ends though rank 0 still waits
+    assert front.asked == ["0", "1"] and [(rank, reply.line) for rank, reply in sent] == [(1, "c")]
+    assert news[0] == ("0", "text 0\n", "(Pdb) ", True) and not made and made.is_used
+    made.refuse_detached([0])  # who waits goes on waiting: somebody answers
+    assert made.type_line("0", "n") == "" and sent[-1][1].line == "n"
+    made.add(0, read(number=1))
+    assert news[-2:] == [("0", "", "", True), ("0", "text 1\n", "(Pdb) ", True)]
+    assert "waits in no debugger" in made.type_line("0", "rank 3")
+    assert made.end(1, 1, "bye") == "1" and made.end(0, 1, "bye") is None
+    assert news[-1] == ("0", "bye", "", True)
+
+
+def test_what_the_panel_lets_go_is_left_waiting() -> None:
+    made, sent = prompts(0, 1)
+    made.hold("0")
+    made.serve(Front("c all"))
+    assert sorted(rank for rank, _ in sent) == [0, 1]  # everyone goes on, wherever they are asked
+    made.add(0, read(number=1))
+    assert made.type_line("0", "detach") == ""
+    with pytest.raises(DetachedError, match="rank 0 waits in the debugger"):
+        made.refuse_detached([0])
+    made.hold("0")
+    made.hold("0")
+    assert made.leave_prompt(str).startswith("rank 0 waits in the debugger at cell.py:4")
+    assert made.is_used  # by the panel, still
+    made.release("0")
+    assert not made.is_used
+    with pytest.raises(UsageKeyError, match="named 7"):
+        made.hold("7")

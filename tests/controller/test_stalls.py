@@ -11,6 +11,7 @@ from monarch_lab.controller.spmd import SpmdCell, run_spmd
 from monarch_lab.controller.stalls import Rank, stalled
 from monarch_lab.errors import RemoteException
 from monarch_lab.wire.looking import Collective, Looked, ThreadStack
+from tests.fakes.typist import typing
 
 _numbers = itertools.count()
 REDUCED = "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
@@ -118,3 +119,33 @@ def test_a_wait_that_torch_does_not_record_is_ended_later_and_only_where_ranks_h
     assert stalled({0: recv, 1: recv}, {}, 1.0) == ("", set())
     assert stalled({0: recv, 1: rank()}, {2: {"0": 0}}, 1.0) == ("", set())
     assert stalled({0: rank(file="/x/torch/distributed/a.py")}, {1: {"0": 0}}, 1.0) == ("", set())
+
+
+IN_A_GROUP = "import datetime, os, time\nmine = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))\n"
+
+
+def test_a_time_out_of_the_users_group_ends_a_wait_that_the_cell_may_catch(mesh: Any, tmp_path: Any) -> None:
+    there = str(tmp_path / "given_up")
+    body = f"""
+if rank == 0:
+    try:
+        dist.all_reduce(torch.ones(1), group=mine)
+    finally:
+        open({there!r}, "w").close()
+while not os.path.exists({there!r}): time.sleep(0.02)
+"""
+    told = r"rank 0 waited for more than the 1 s of the group in all_reduce: rank 0 waited in line 6"
+    with pytest.raises(RuntimeError, match=told):
+        run(mesh, IN_A_GROUP + body)
+    assert run(mesh, REDUCED) == ["2.0", "2.0"]
+
+
+def test_a_stop_in_the_debugger_longer_than_the_time_out_of_a_group_ends_no_wait(mesh: Any) -> None:
+    def think(prompt: Any) -> str:
+        time.sleep(2.5)
+        return "c"
+
+    body = "if rank: breakpoint()\nt = torch.ones(1)\ndist.all_reduce(t, group=mine)\nt.item()"
+    with typing(mesh, think) as front:
+        assert run(mesh, IN_A_GROUP + body) == ["2.0", "2.0"]
+    assert len(front.asked) == 1

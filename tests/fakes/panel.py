@@ -18,6 +18,7 @@ class FakeMeshes:
     def __init__(self, processes: int = 2, name: str = "mesh0") -> None:
         self.commands: list[tuple[str, str]] = []
         self.seq = 0
+        self.panel: Panel | None = None
         self.meshes = [MeshSnapshot(name, "live", [("host", 1), ("gpu", processes)], "cpu", [])]
         self.set_processes(*(["idle"] * processes))
 
@@ -52,7 +53,19 @@ class FakeMeshes:
         self.commands.append(("stop", mesh))
         self.meshes = [m for m in self.meshes if m.name != mesh]
 
+    def debug_attach(self, mesh: str, session: str) -> None:
+        self.commands.append(("attach", session))
+        assert self.panel is not None
+        self.panel.debugger_news(mesh, session, "> cell.py(4)f()\n", "(Pdb) ", True)
+
+    def debug_line(self, mesh: str, session: str, line: str) -> str:
+        self.commands.append((line, session))
+        return "there is nobody else" if line == "ranks" else ""
+
+    def debug_detach(self, mesh: str, session: str) -> None:
+        self.commands.append(("detach", session))
+
     def start(self, ip: Any) -> Panel:
-        panel = Panel(self.snapshot, self)
+        self.panel = panel = Panel(self.snapshot, self)
         panel.start(ip)
         return panel

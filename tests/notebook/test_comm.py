@@ -11,7 +11,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from monarch_lab.notebook import comm as panel_comm
-from monarch_lab.wire.snapshot import KernelSnapshot
+from monarch_lab.wire.snapshot import DebuggerSnapshot, KernelSnapshot
 from tests.fakes.panel import FakeMeshes
 from tests.kernel import Kernel
 
@@ -105,11 +105,26 @@ def test_stop_reaches_the_commands_and_the_mesh_disappears(kernel: Kernel) -> No
     kernel.wait_for(lambda: any(m["snapshot"]["meshes"] == [] for m in sent(kernel, "snapshot")))
 
 
+def test_a_debugger_is_driven_over_the_comm(kernel: Kernel) -> None:
+    order(kernel, "debug_attach", mesh="mesh0", session="1/copy")
+    order(kernel, "debug_line", mesh="mesh0", session="1/copy", line="n")
+    order(kernel, "debug_line", mesh="mesh0", session="1/copy", line="ranks")
+    order(kernel, "debug_detach", mesh="mesh0", session="1/copy")
+    kernel.wait_for(lambda: len(sent(kernel, "debug_text")) == 2)
+    told = {"op": "debug_text", "mesh": "mesh0", "session": "1/copy", "prompt": "(Pdb) "}
+    texts = ["> cell.py(4)f()\n", "there is nobody else\n"]
+    assert sent(kernel, "debug_text") == [{**told, "text": text} for text in texts]
+    kernel.run("print(meshes.commands)")
+    assert "('attach', '1/copy'), ('n', '1/copy'), ('ranks', '1/copy'), ('detach', '1/copy')" in kernel.text()
+
+
 @pytest.mark.parametrize(
     ("op", "data", "text"),
     [
         ("stop", {"mesh": "nope"}, "no mesh is named nope"),
         ("stop", {}, "names no mesh"),
+        ("debug_attach", {"mesh": "mesh0"}, "names no session"),
+        ("debug_line", {"mesh": "mesh0", "session": "1"}, "names no line"),
         ("__init__", {}, "knows no command '__init__'"),
     ],
 )
@@ -150,5 +165,8 @@ def test_times_that_always_run_are_no_reason_to_push() -> None:
     before = panel_comm.what_shows(meshes.snapshot())
     aged = [msgspec.structs.replace(m, age_s=9.0) for m in meshes.snapshot().meshes]
     assert panel_comm.what_shows(KernelSnapshot(99, "mesh0", aged)) == before
+    stopped = DebuggerSnapshot("1", 1, "0.1", "paused", "cell.py", 4, "f", "x = 1")
+    debugged = [msgspec.structs.replace(m, debuggers=[stopped]) for m in meshes.snapshot().meshes]
+    assert panel_comm.what_shows(KernelSnapshot(99, "mesh0", debugged)) != before
     meshes.set_processes("idle", "busy")
     assert panel_comm.what_shows(meshes.snapshot()) != before

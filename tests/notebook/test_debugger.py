@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from monarch_lab.notebook.comm import COMM_ID
 from tests.kernel import Kernel
 
 ROOT = str(Path(__file__).parents[2])
@@ -143,6 +146,71 @@ def test_statements_of_several_lines_interact_list_display_and_completion(kernel
     assert "[0.0] ...   " in typed.asked and "[0.0] >>> " in typed.asked
 
 
+FROM_ONE = "!__import__('bdb').Breakpoint.clearBreakpoints()"
+STEPPED = """%%spmd -q --ranks 0
+def helper(v):
+    w = v + 1
+    return w * 2
+x = 3
+breakpoint()
+y = helper(x)
+z = helper(y)
+for i in range(4):
+    z += i
+z"""
+
+
+def test_every_command_of_pdb_works_in_a_cell(kernel: Kernel) -> None:
+    typed = Typed(
+        "ll", "s", "s", "a", "whatis v", "n", "r", "retval", "u", "d", "n", "p y",
+        FROM_ONE, "tbreak helper", "c", "up", "p x", "down", "source helper", "c all", kernel=kernel,
+    )  # fmt: skip
+    assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    here = re.search(r"> (In\[\d+\])\(7\)<module>\(\)\n", text)
+    assert here, text
+    for part in (
+        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here[1]}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
+        f"--Return--\n[0.0] > {here[1]}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here[1]}:2\n",
+        f"Deleted breakpoint 1 at {here[1]}:2\n", f"> {here[1]}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "pdb.py" not in text and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
+
+
+def test_breakpoints_of_pdb_have_conditions_counts_and_commands(kernel: Kernel) -> None:
+    typed = Typed(
+        FROM_ONE, "b 10, i > 0", "ignore 1 1", "commands 1", "p i * 100", "end", "c", "condition 1 i == 3", "c", "cl 1",
+        "j 7", "alias px p x", "px", "debug helper(1)", "c", "__return__", "c", kernel=kernel,
+    )  # fmt: skip
+    assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    for part in (
+        "Breakpoint 1 at In[", "Will ignore next 1 crossing of breakpoint 1.", "[0.0] 200\n", "[0.0] 300\n",
+        "New condition set for breakpoint 1.", "Deleted breakpoint 1 at In[", "(7)<module>()\n", "[0.0] 3\n",
+        "LEAVING RECURSIVE DEBUGGER", "NameError: name '__return__' is not defined",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "[0.0] (com) " in typed.asked and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
+    # A breakpoint() while the thread is traced for others that are left stops at its own line.
+    body = "import pdb\ndef f():\n    return 1\nlast = 2\npdb.set_trace()"
+    assert kernel.run(f"%%spmd -q --ranks 0\n{body}", answer=Typed(FROM_ONE, "b f", "p last", "c")) == "ok", (
+        kernel.errors()
+    )
+    assert kernel.run(f"%%spmd -q --ranks 0\n{body}", answer=Typed("p last", "cl 1", "c")) == "ok", kernel.errors()
+    assert "pdb.py" not in kernel.text() and "[0.0] 2\n" in kernel.text()
+    assert kernel.run("%%spmd -q --ranks 0\n[n for n in locals() if n in ('__return__', '__exception__')]") == "ok"
+    assert "rank 0: []" in kernel.displays()[-1]["text/plain"]
+
+
+def test_all_ranks_are_stepped_together(kernel: Kernel) -> None:
+    typed = Typed("n all", "ranks", "n all", "ranks", "c all", gathered="0-3", kernel=kernel)
+    assert kernel.run("%%spmd -q\nv = rank\nbreakpoint()\nv += 1\nv += 1\nv *= 2\nv", answer=typed) == "ok"
+    text = kernel.text()
+    assert re.search(r"ranks 0-3 at In\[\d+\]:5: v \+= 1 ", text) and re.search(r"ranks 0-3 at In\[\d+\]:6: v", text)
+    assert "rank 3: 10" in kernel.displays()[-1]["text/plain"]
+
+
 def test_q_ends_the_op_and_not_the_mesh(kernel: Kernel) -> None:
     typed = Typed("q", "c all", gathered="0-3", kernel=kernel)
     assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "error"
@@ -256,6 +324,33 @@ def test_a_recorded_function_and_a_stream_stop_as_any_other(kernel: Kernel) -> N
     typed = Typed("p here", "c all", gathered="0/copy, 1/copy, 2/copy, 3/copy", kernel=kernel)
     assert kernel.run("%%mesh -q --stream copy\nz = inner(torch.ones(2))", answer=typed) == "ok", kernel.errors()
     assert "[0.0/copy] tensor([2., 2.])" in kernel.text()
+
+
+def test_the_panel_drives_a_session_while_the_cell_waits(kernel: Kernel) -> None:
+    def order(op: str, **data: str) -> None:
+        kernel.send("comm_msg", {"comm_id": COMM_ID, "data": {"op": op, "mesh": "mesh", "session": "1", **data}})
+
+    def texts() -> list[str]:
+        return [m["text"] for m in kernel.comm_messages(COMM_ID) if m["op"] == "debug_text"]
+
+    def debuggers() -> list[dict[str, Any]]:
+        pushed = [m["snapshot"] for m in kernel.comm_messages(COMM_ID) if m["op"] == "snapshot"]
+        return list(pushed[-1]["meshes"][0]["debuggers"]) if pushed else []
+
+    def panel(prompt: str) -> str:
+        kernel.wait_for(lambda: [d["state"] for d in debuggers()] in (["paused"], ["attached"]))
+        order("debug_attach")
+        kernel.wait_for(lambda: [d["state"] for d in debuggers()] == ["held"])
+        order("debug_line", line="p kept")
+        kernel.wait_for(lambda: "1\n" in texts())
+        order("debug_line", line="c")
+        return "typed too late"
+
+    cell = "%%spmd -q --ranks 1\nkept = 1\nbreakpoint()\nkept += 1\nkept"
+    assert kernel.run(cell, answer=panel) == "ok", kernel.errors()
+    assert "In[" in texts()[0] and "-> kept += 1" in texts()[0]
+    assert "rank 1: 2" in kernel.displays()[-1]["text/plain"]
+    kernel.wait_for(lambda: debuggers() == [])
 
 
 def test_without_an_input_box_the_stack_is_printed_and_it_goes_on(kernel: Kernel) -> None:

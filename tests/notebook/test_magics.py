@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from monarch_lab.notebook import debugging
 from monarch_lab.session.found import FoundMesh
 from monarch_lab.transport import platform
 from monarch_lab.wire.record import MeshRecord, PidRecord
@@ -159,6 +162,29 @@ def test_interrupt_goes_to_the_workers(started: Shell) -> None:
     started.run("%mesh interrupt")
     assert started.text == 'Interrupted the workers of mesh "mesh".\n'
     assert started.mesh().client.log == ["interrupt"]
+
+
+def test_debugpy_prints_where_to_connect_and_an_entry_for_vs_code(
+    started: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(debugging, "_controller", lambda: SimpleNamespace(listen=lambda mesh, ranks: {1: 5678}))
+    started.run("%mesh debugpy --ranks 1")
+    first, _, rest = started.text.partition("\n")
+    assert first.startswith("rank 1 on host ") and "debugpy listens at 127.0.0.1:5678" in first
+    entry, _, warning = rest.partition("\n}\n")
+    assert json.loads(entry + "}") == {
+        "name": "rank 1 of mesh",
+        "type": "debugpy",
+        "request": "attach",
+        "connect": {"host": "127.0.0.1", "port": 5678},
+        "justMyCode": True,
+    }
+    assert warning == (
+        "Every user of this machine can connect there and run code as you, until the process ends: "
+        "%mesh restart --ranks 1 closes it.\n"
+    )
+    started.run("%mesh debugpy")
+    assert len(started.text.splitlines()) == 1 and "--ranks" in started.text
 
 
 @pytest.mark.parametrize("name", ["start", "status", "stop", "list", "use", "interrupt"])

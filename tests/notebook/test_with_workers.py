@@ -163,16 +163,26 @@ def test_a_breakpoint_without_an_input_box_is_declined(kernel: Kernel) -> None:
     assert "[0.0] debugger declined: this front end cannot ask for input" in lines(kernel)
 
 
-def test_an_interrupt_at_a_breakpoint_ends_the_op_and_the_cell(kernel: Kernel) -> None:
+def test_an_interrupt_at_a_breakpoint_ends_the_prompt_and_the_ranks_stay(kernel: Kernel) -> None:
     def interrupt(prompt: str) -> str:
+        if "ranks 0, 1 " not in kernel.text():  # one of them is on its way
+            return "ranks"
         kernel.interrupt()
         return ""
 
-    asked: list[str] = []
-    assert kernel.run("%%mesh\ny = stop_here(one)", answer=interrupt) == "error"
-    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
-    assert kernel.run("%%mesh\none + 1", answer=lambda prompt: asked.append(prompt) or "q") == "ok", kernel.errors()
-    assert asked == []
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=interrupt) == "error"
+    [error] = kernel.errors()
+    said = "ranks 0, 1 wait in the debugger at In["
+    assert error["ename"] == "KeyboardInterrupt" and error["evalue"].startswith(said)
+    assert "%mesh debug goes on there" in error["evalue"] and "prompts.py" not in "".join(error["traceback"])
+    assert kernel.run("%%mesh -q\nz = one - 1") == "ok", kernel.errors()
+    assert said in kernel.text() and "what this cell sent is waited for there" in kernel.text()
+    assert kernel.run("%mesh debug", answer=interrupt) == "error"
+    assert kernel.errors()[0]["evalue"].startswith(said) and len(kernel.errors()[0]["traceback"]) < 5
+    asked = iter(["p inside", "c all"])
+    assert kernel.run("%mesh debug", answer=lambda prompt: next(asked)) == "ok", kernel.errors()
+    assert "[0.0] 41" in lines(kernel)
+    assert kernel.run("%%mesh -q\nassert ml.inspect(z).tolist() == [0.0, 0.0]") == "ok", kernel.errors()
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,14 @@ IN_TYPESCRIPT = {
     list[tuple[str, int]]: "[string, number][]",
     list[snapshot.ProcessSnapshot]: "ProcessSnapshot[]",
     list[snapshot.MeshSnapshot]: "MeshSnapshot[]",
+    snapshot.DebuggerState: "DebuggerState",
+    list[snapshot.DebuggerSnapshot]: "DebuggerSnapshot[]",
 }
 
 
-@pytest.mark.parametrize("cls", [snapshot.ProcessSnapshot, snapshot.MeshSnapshot, snapshot.KernelSnapshot])
+@pytest.mark.parametrize(
+    "cls", [snapshot.ProcessSnapshot, snapshot.DebuggerSnapshot, snapshot.MeshSnapshot, snapshot.KernelSnapshot]
+)
 def test_the_browser_knows_every_field_and_its_type(cls: type[msgspec.Struct]) -> None:
     body = re.search(rf"interface {cls.__name__} {{(.*?)}}", TWIN, re.S)
     assert body
@@ -34,7 +38,12 @@ def test_the_browser_knows_every_field_and_its_type(cls: type[msgspec.Struct]) -
 
 
 @pytest.mark.parametrize(
-    ("constant", "states"), [("PROCESS_STATES", snapshot.ProcessState), ("MESH_STATES", snapshot.MeshState)]
+    ("constant", "states"),
+    [
+        ("PROCESS_STATES", snapshot.ProcessState),
+        ("MESH_STATES", snapshot.MeshState),
+        ("DEBUGGER_STATES", snapshot.DebuggerState),
+    ],
 )
 def test_the_browser_knows_every_state(constant: str, states: object) -> None:
     listed = re.search(rf"{constant} = \[(.*?)\]", TWIN)

@@ -1,0 +1,82 @@
+"""Breakpoints of the notebook on real workers: where they stop beside a worker's main thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch_lab.controller.spmd import SpmdCell, run_spmd
+from tests.fakes.typist import Typist, typing
+
+
+@pytest.fixture
+def typist(cell: Any) -> Iterator[Typist]:
+    with typing(cell, "c") as front:
+        yield front
+
+
+def run(cell: Any, source: str, filename: str = "cell.py") -> dict[int, str]:
+    return run_spmd(cell, SpmdCell(source, filename, (0,))).shown
+
+
+THREADS = """
+import threading, sys
+from concurrent.futures import ThreadPoolExecutor
+def beside(n):
+    found = n + 1
+    return found
+def started(fn, *args):
+    thread = threading.Thread(target=fn, args=args)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_thread_that_the_users_code_starts_stops_at_them(cell: Any, typist: Typist) -> None:
+    run(cell, THREADS, "threads.py")
+    cell.client.breakpoints.add("beside", [], "beside", "n > 1", [0])
+    seen: list[str] = []
+
+    def answer(prompt: Any) -> str:
+        seen.append(prompt.label)
+        return "p n" if len(seen) % 2 else "c"
+
+    typist.line = answer
+    pool = "with ThreadPoolExecutor(1) as pool:\n    r = pool.submit(beside, 3).result()"
+    source = f"started(beside, 1)\nstarted(beside, 2)\n{pool}\nr"
+    assert run(cell, source) == {0: "4"}
+    assert seen == ["0.0#2"] * 4 and "\n2\n" in f"\n{typist.text}" and "\n3\n" in f"\n{typist.text}"
+    assert "rank 0#2 stopped at threads.py:5 in beside: found = n + 1 (breakpoint" in "".join(typist.told)
+
+
+def test_after_they_are_cleared_no_thread_is_traced_any_more(cell: Any, typist: Typist) -> None:
+    traced = "seen = []\nstarted(lambda: (beside(1), seen.append(sys.gettrace())))\nseen.append(sys.gettrace())\nseen"
+    run(cell, THREADS, "threads.py")
+    cell.client.breakpoints.add("nowhere", [], "nowhere", "", [0])
+    assert run(cell, traced)[0].count("trace_dispatch") == 2
+    cell.client.breakpoints.clear()
+    assert run(cell, traced) == {0: "[None, None]"}
+    assert not typist.asked
+
+
+LOADER = """
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 2
+    def __getitem__(self, k):
+        breakpoint()
+        return beside(k)
+[batch.tolist() for batch in torch.utils.data.DataLoader(Data(), num_workers=1)]
+"""
+
+
+def test_a_process_that_the_users_code_forks_prints_where_it_is_and_goes_on(cell: Any, typist: Typist) -> None:
+    run(cell, THREADS, "threads.py")
+    cell.client.breakpoints.add("beside", [], "beside", "", [0])
+    assert run(cell, LOADER) == {0: "[[1], [2]]"}
+    assert not typist.asked
+    cell.sync()
+    printed = "".join(typist.printed)
+    assert printed.count("was forked by your code, so no debugger can ask for it") == 2, printed
+    assert 'File "cell.py", line 5, in __getitem__' in printed

@@ -1,0 +1,111 @@
+"""An interrupt at a debugger's prompt ends the prompt: the ranks stay where they stopped, and are found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import monarch_lab as ml
+from monarch_lab.controller.debugging import debug, post_mortem
+from monarch_lab.controller.spmd import SpmdCell, run_spmd
+from monarch_lab.errors import DetachedError
+from tests.fakes.typist import Typist, typing
+
+
+@pytest.fixture
+def typist(cell: Any) -> Iterator[Typist]:
+    with typing(cell, interrupt(cell, 2)) as front:
+        yield front
+
+
+def interrupt(cell: Any, count: int) -> Any:
+    """At the prompt, once so many ranks have stopped."""
+    return lambda prompt: KeyboardInterrupt if len(cell.client.prompts) >= count else "!0"
+
+
+@ml.remote
+def stops(t: Any) -> Any:
+    inside = t + 41
+    breakpoint()
+    return inside + 1
+
+
+@ml.remote(propagate=lambda t: t.clone())
+def stops_later(t: Any) -> Any:
+    inside = t + 41
+    breakpoint()
+    return inside + 1
+
+
+@ml.remote
+def fails(t: Any) -> Any:
+    raise ValueError("broken")
+
+
+WAITS = r"ranks 0, 1 wait in the debugger at .*:\d+: %mesh debug goes on there, %mesh interrupt ends what has stopped"
+
+
+def test_the_ranks_stay_and_their_values_come_when_they_go_on(cell: Any, typist: Typist) -> None:
+    one = torch.ones(2)
+    known = one + 1  # so that the one below waits for nothing
+    y = stops_later(known - 1)
+    with pytest.raises(KeyboardInterrupt, match=WAITS):
+        cell.sync()
+    cell.client.stop_cell()  # what the end of an interrupted cell does
+    z = y + 1
+    with pytest.raises(DetachedError, match="ranks 0, 1 wait in the debugger"):
+        cell.sync()  # the next cell does not hang
+    typist.line = "c all"
+    debug(cell, None)
+    assert ml.inspect(y).tolist() == [43, 43] and ml.inspect(z).tolist() == [44, 44]
+    assert len(cell.client.prompts) == 0
+
+
+def test_a_call_that_the_cell_itself_waits_for_is_left_too(cell: Any, typist: Typist) -> None:
+    one = torch.ones(3)
+    with pytest.raises(KeyboardInterrupt, match=WAITS):
+        stops(one)
+    cell.client.stop_cell()
+    with pytest.raises(KeyboardInterrupt, match=WAITS):
+        debug(cell, None)  # as often as one likes
+    typist.line = lambda prompt: "c all" if "42" in prompt.text else "p inside"
+    debug(cell, None)
+    assert "tensor([42., 42., 42.])" in typist.text
+    assert (one + 1).tolist() == [2, 2, 2]
+
+
+def test_an_spmd_cell_is_left_and_the_next_one_does_not_hang(cell: Any, typist: Typist) -> None:
+    typist.line = KeyboardInterrupt
+    stopping = SpmdCell("kept = rank\nbreakpoint()\nkept += 1\n", "left.py", (1,))
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits in the debugger at left.py:3"):
+        run_spmd(cell, stopping)
+    with pytest.raises(DetachedError, match="rank 1 waits in the debugger at left.py:3"):
+        run_spmd(cell, SpmdCell("kept", "next.py", (0, 1)))
+    typist.line = "c"
+    debug(cell, "1")
+    assert run_spmd(cell, SpmdCell("kept", "after.py", (1,))).shown == {1: "2"}
+
+
+def test_an_interrupt_that_nobody_is_asked_in_ends_those_who_were_left(cell: Any, typist: Typist) -> None:
+    known = torch.ones(2) + 1
+    y = stops_later(known)
+    with pytest.raises(KeyboardInterrupt):
+        cell.sync()
+    later = y + 1
+    cell.client.stop_cell()  # a cell of its own was interrupted
+    assert len(cell.client.prompts) == 0
+    with pytest.raises(ml.RemoteException, match="the debugger was left with q"):
+        ml.inspect(later)
+
+
+def test_a_post_mortem_ends_with_its_prompt(cell: Any, typist: Typist) -> None:
+    with pytest.raises(ml.RemoteException, match="broken"):
+        fails(torch.ones(2))
+    typist.line = KeyboardInterrupt
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt, match="the post-mortem has ended: %mesh pm begins it again"):
+            post_mortem(cell, None)
+        assert len(cell.client.prompts) == 0
