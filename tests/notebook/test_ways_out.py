@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +50,14 @@ def test_f4_a_rank_that_raises_beside_a_collective_ends_the_cell_in_three_second
     check_whole(running)
 
 
+NAP = f"617.{os.getpid()}"  # seconds; names the processes of this run
 STUCK = {
     "python": "while True: pass",
     "sleep": "import time\ntime.sleep(600)",
     "op": "a = torch.rand(400, 400)\nwhile True: a @ a",
     "collective": "if rank == 0: dist.barrier()\nelse:\n    while True: pass",
-    "child": "import subprocess\nsubprocess.run(['sleep', '617.25'])",
+    "child": "import subprocess\nsubprocess.run(['sleep', '" + NAP + "'])",
+    "shell": "import os\nwhile True: os.system('sleep " + NAP + "')",
 }
 
 
@@ -71,9 +75,48 @@ def test_f5_an_interrupt_brings_the_prompt_back_in_five_seconds(running: Kernel,
     assert running.run(f"%%spmd -q\nprint('waiting', flush=True)\n{STUCK[kind]}", during=press) == "error"
     assert time.monotonic() - at[0] < 5
     assert running.errors()[0]["ename"] == "KeyboardInterrupt"
-    if kind == "child":
-        left = "import subprocess\nprint(subprocess.run(['pgrep', '-f', '^sleep 617.25$']).returncode)"
-        assert running.run(left) == "ok" and running.text().strip() == "1"  # none is left
+    if kind in ("child", "shell"):
+        assert sleeping() == 0
+    check_whole(running)
+
+
+def sleeping() -> int:
+    """How many of them there are."""
+    return len(subprocess.run(["pgrep", "-f", f"^sleep {NAP}$"], capture_output=True, check=False).stdout.split())
+
+
+# Those that catch Ctrl-C and go on are killed; those that were told to ignore it, or left the group, go on.
+CHILDREN = f"""
+import multiprocessing, os, signal, subprocess, time
+def deaf():
+    signal.signal(signal.SIGINT, lambda *_: None)
+    print('started', flush=True)
+    while True: time.sleep(600)
+NAP = '{NAP}'
+older = subprocess.Popen(['sleep', NAP])"""
+MORE = """
+p = subprocess.Popen(['sleep', NAP])
+q = multiprocessing.get_context('fork').Process(target=deaf, daemon=True)
+q.start()
+r = subprocess.Popen(['sleep', NAP], start_new_session=True)
+time.sleep(600)"""
+
+
+def test_children_of_an_interrupted_cell_are_gone_and_others_are_not(running: Kernel) -> None:
+    assert running.run(f"%%spmd -q{CHILDREN}") == "ok", running.errors()
+    pressed: list[None] = []
+
+    def press() -> None:
+        if not pressed and "0.0-0.1" in running.text() and sleeping() == 6:
+            pressed.append(None)
+            running.interrupt()
+
+    assert running.run(f"%%spmd -q{MORE}", during=press) == "error"
+    assert running.errors()[0]["ename"] == "KeyboardInterrupt"
+    state = "[older.poll(), r.poll(), p.wait(5), q.join(5), q.exitcode]"
+    assert running.run(f"%%spmd -q\n{state}") == "ok", running.errors()
+    assert running.displays()[-1]["text/plain"] == "ranks 0, 1: [None, None, -2, None, -9]"
+    assert running.run("%%spmd -q\nolder.kill(), r.kill()\nolder.wait(), r.wait();") == "ok", running.errors()
     check_whole(running)
 
 
@@ -127,8 +170,9 @@ def prepare(kernel: Kernel) -> None:
     assert kernel.run(f"%%mesh -q\n{body}") == "ok", kernel.errors()
 
 
+@repeated(few=1, many=10)
 @pytest.mark.parametrize("kind", DEAF)
-def test_a_second_press_ends_and_restarts_the_rank_that_hears_none(running: Kernel, kind: str) -> None:
+def test_a_second_press_ends_and_restarts_the_rank_that_hears_none(running: Kernel, kind: str, turn: int) -> None:
     prepare(running)
     assert stick(running, DEAF[kind], presses=2) < 6
     assert ("c.pthread_mutex_lock(lock))" in running.text()) == (kind == "c")  # a locked one cannot say where it is

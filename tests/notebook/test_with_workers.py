@@ -179,6 +179,7 @@ def test_an_interrupt_at_a_breakpoint_ends_the_op_and_the_cell(kernel: Kernel) -
     "body",
     [
         "y = sleep(one)",
+        "import os\ny = ml.remote(lambda t: os.system('sleep 600'))(one)",
         "sleep(one).sum().item()",
         "import asyncio\nawait asyncio.sleep(0)\nsleep(one).sum().item()",
         "while True: y = one + 1",
