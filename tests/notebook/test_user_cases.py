@@ -5,11 +5,11 @@
 7      controller/test_spmd: another group than the mesh's is refused; test_stalls: ranks that do not come are named
 13     test_spmd_with_workers: push_and_pull        17-23, 28-30  test_output_with_workers, test_folding
 26     test_output_with_workers: bars                34-36  test_errors_with_workers
-37, 45, 46, 48  test_debugger, test_magics (debugpy) 41  test_spmd_input, browser/test_debugger
+37, 45, 46, 48  test_debugger, test_magics (debugpy) 41  test_spmd_input, test_terminal, browser/test_debugger
 43     test_with_workers: an interrupt at a breakpoint ends it, whatever became of the page
 50, 58 test_ways_out                                 60  controller/test_placing, bench P7
 64     end_to_end/test_control_groups                72  notebooks/test_notebooks
-73     test_cell, test_spmd_rich
+73     test_cell, test_spmd_rich                     6, 56  test_terminal
 """
 
 from __future__ import annotations
