@@ -79,10 +79,11 @@ class Kernel:
         self.start(code, allow_stdin=allow_stdin)
         return self.wait(answer, during, timeout)
 
-    def start(self, code: str, allow_stdin: bool = True) -> str:
-        """Send a cell and return at once; the id of its request. ``wait`` waits for its end."""
+    def start(self, code: str, allow_stdin: bool = True, **options: bool) -> str:
+        """Send a cell and return at once; the id of its request. ``wait`` waits for its end. ``options``: silent,
+        store_history."""
         self.seen, self.reply = [], None
-        self._cell = self.client.execute(code, allow_stdin=allow_stdin)
+        self._cell = self.client.execute(code, allow_stdin=allow_stdin, **options)
         return self._cell
 
     def wait(

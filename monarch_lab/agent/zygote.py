@@ -15,6 +15,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 from monarch_lab.agent.worker_entry import become_worker
@@ -45,7 +47,7 @@ def main(fd: int) -> None:
 
 def _preload(spec: ZygoteSpec) -> Ready:
     began = time.monotonic()
-    restore_priority = platform.lower_priority() if spec.in_background else None
+    restore_priority = lower_priority() if spec.in_background else None
     gc.disable()  # a collection frees nothing of an import and walks all of it; the workers turn it on again
     _extend_path(spec.python_path)
     # By name: the agent's folder must not depend on torch or on the worker, and this process alone loads both.
@@ -58,6 +60,26 @@ def _preload(spec: ZygoteSpec) -> Ready:
     gc.freeze()
     torch = sys.modules.get("torch")
     return Ready(torch=str(getattr(torch, "__version__", "")), seconds=time.monotonic() - began)
+
+
+def lower_priority(by: int = 10) -> Callable[[], None] | None:
+    """Let others go first on the processor, until what is returned is called.
+
+    None, and nothing changed, where the user may not undo it. Asked of a fork: it would be too late to ask oneself.
+    """
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    trial = os.fork()
+    if trial == 0:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, before + by)
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(trial, 0)[1] != 0:
+        return None
+    os.setpriority(os.PRIO_PROCESS, 0, before + by)
+    return partial(os.setpriority, os.PRIO_PROCESS, 0, before)
 
 
 def _drop_threads() -> None:

@@ -39,6 +39,7 @@ ml.compile: compiling.py      which recording fits a call         surroundings.p
 coalesce.py   a block sent as one batch   ties.py         which ranks a fetch waits for
 defined.py    what the workers were told  forgetting.py   and what they need not know any more
 looking.py    what workers do now         interrupting.py  an interrupt of some ranks alone
+ladder.py     after a Ctrl-C              losing.py      what variables lose with a rank
 stall_watch.py  asks whether ranks of a %%spmd cell wait in vain   stalls.py   the rules of that
 debug_sessions.py, debug_console.py   debuggers: their states, what is typed   debugging.py, breakpoints.py   magics
 anomaly.py    lines for the warnings of anomaly mode

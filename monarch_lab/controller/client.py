@@ -21,7 +21,7 @@ from monarch_lab.controller.cache import Cache
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.flusher import Flusher
 from monarch_lab.controller.front import get_default_front
-from monarch_lab.controller.interrupting import tell_stuck
+from monarch_lab.controller.ladder import Ladder
 from monarch_lab.controller.listener import Listener
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
@@ -49,6 +49,7 @@ class Client(Listener):
         self.varied = 0  # mesh dims along which ranks draw numbers of their own, as a mask
         self.ties = Ties()
         self.callbacks = Callbacks(self)
+        self.ladder = Ladder(self)
         self._cell_numbers = itertools.count(1)
         self._stopped_at = (-1, -1)  # batch and question at the last Ctrl-C
         self.left_prompt: KeyboardInterrupt | None = None  # the last one that ended a debugger's prompt alone
@@ -172,7 +173,7 @@ class Client(Listener):
             if error is not self.left_prompt:  # else a wait inside this one has seen to it
                 if self._prompts.is_used and not unattended.get():
                     self._leave_prompt()
-                self.stop_cell()
+                self.stop_cell(again=True)
             raise
         finally:
             self._waiters.remove(pending)
@@ -268,11 +269,11 @@ class Client(Listener):
         if supervisor is not None and self.state == "live":
             supervisor.send_control(ranks, encode(wire.Interrupt(self.batch, self._last_ident, hard)))
 
-    def stop_cell(self) -> None:
+    def stop_cell(self, *, again: bool = False) -> None:
         """After a Ctrl-C, once: tell the workers, and give them a moment to stop. Any thread; ends within prompt_back.
 
         Torch's ops that were sent may end first, so that every rank stops at the same one and no value is lost;
-        where they do not come to an end they are dropped, each rank where it is.
+        where they do not come to an end they are dropped, each rank where it is. ``again``: see Ladder.climb.
         """
         if self._stopped_at == (self.batch, self._last_ident) and not self.code and not self._prompts:
             return  # by the wait that the Ctrl-C ended
@@ -285,24 +286,12 @@ class Client(Listener):
                 if self.state != "live" or not self.alive:
                     return
                 self.flush()
-                pending = self._wait_for_mark(self._send_mark())
-            times = self.settings.timeouts
-            last = time.monotonic() + times.prompt_back
-            if not self._ends(pending, min(last, time.monotonic() + times.interrupt_heard)):
-                self.interrupt(hard=True)
-                if not self._ends(pending, last):
-                    tell_stuck(self, sorted(pending.waiting))
+                mark = self._send_mark()
+                pending = self._wait_for_mark(mark)
+            self.ladder.climb(pending, mark, again)
         except KeyboardInterrupt:
-            self.interrupt(hard=True)  # a second press: do not wait
+            self.interrupt(hard=True)  # another press: do not wait
         finally:
             self._prompts.quitting = self._inputs.quitting = False
             self._stopped_at = (self.batch, self._last_ident)
         self._failures.clear()
-
-    def _ends(self, pending: Pending, deadline: float) -> bool:
-        while not pending.done and time.monotonic() < deadline:
-            try:
-                pending.bell.get(timeout=0.1)
-            except queue.Empty:
-                continue
-        return pending.done

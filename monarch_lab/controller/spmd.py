@@ -13,12 +13,13 @@ from typing import Any
 
 from monarch_lab.controller.calling import opened
 from monarch_lab.controller.constants import materialise
+from monarch_lab.controller.failures import named
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.spmd_ends import State, Story, late, lifted, note, raise_failure, waited
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import DetachedError, InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import DetachedError, DeviceException, InternalError, UsageTypeError, UsageValueError
 from monarch_lab.tensors import payload
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
@@ -119,6 +120,13 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         note(state, ended, set(asked), {ref for _, ref in shards})
     if pending.waiting or len(ended) < len(asked):
         client.check_alive()
+        processes = client.supervisor.processes
+        if others := [rank for rank in asked if processes[rank].pid != state.pids.get(rank)]:
+            raise DeviceException(
+                f"{named(others)} got another process while this %%spmd cell ran there: what it held is gone, run "
+                "the cell again",
+                tuple(others),
+            )
         crashed = [m.failure.text for m, _ in pending.replies.values() if isinstance(m, wire.LearnFailed)]
         raise InternalError("; ".join(crashed) or f'mesh "{mesh.name}" gave no answer')
     raise_failure(client, state, cell, ended, story)

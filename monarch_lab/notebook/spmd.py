@@ -40,16 +40,17 @@ A mesh tensor of the notebook that the cell names is this process's shard there.
 shown, unless the cell ends with ";". %%spmd[0,1] is short for %%spmd --ranks 0,1."""
 
 _SHORT = re.compile(r"%%spmd\[([^\]\n]*)\]")
+_FIRST = re.compile(r"%%spmd(\s|$)")
 _ASKS_FOR_HELP = re.compile(r"%%spmd\s(.*\s)?(-h|--help)(\s|$)")
 
 
 def read_first_line(lines: list[str]) -> list[str]:
     """For ``ip.input_transformers_cleanup``: ``%%spmd[0,1]`` is no name of a magic that IPython could find, and it
-    refuses a cell magic without a body, as with ``--help``."""
+    refuses a cell magic without a body, as with ``--help`` and in an empty cell."""
     if lines and (match := _SHORT.match(lines[0])):
         ranks = match[1].replace(" ", "")
         lines = [f"%%spmd --ranks {ranks or '[]'}{lines[0][match.end() :]}", *lines[1:]]
-    if lines and _ASKS_FOR_HELP.match(lines[0]):
+    if lines and (_ASKS_FOR_HELP.match(lines[0]) or (_FIRST.match(lines[0]) and not "".join(lines[1:]).strip())):
         return [lines[0].rstrip("\n") + "\n", "pass\n"]
     return lines
 

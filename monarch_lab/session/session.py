@@ -6,12 +6,12 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import monarch_lab.controller.tensor  # noqa: F401  the class of every tensor that is made
 from monarch_lab.config import Settings
-from monarch_lab.controller import patches, rejoining
+from monarch_lab.controller import losing, patches, rejoining
 from monarch_lab.controller.client import Client
 from monarch_lab.controller.mesh import DeviceMesh
 from monarch_lab.controller.random import kernel_seed
@@ -46,6 +46,7 @@ class Session:
         self._recorder = recorder
         self.started = time.monotonic()
         self._numbers = itertools.count(1)
+        self.client.ladder.respawn = self.respawn
         self._pid = os.getpid()
         whole = Slice.dense(launch.hosts, launch.per_host)
         self.mesh = DeviceMesh(self.client, whole, _NAMES, self)
@@ -86,6 +87,12 @@ class Session:
                 client.ending = frozenset()
             rejoining.rejoin(self.mesh, ranks)
         return ranks
+
+    def respawn(self, ranks: Sequence[int]) -> str:
+        """Restart ranks that are stuck; what is lost with their processes, in words."""
+        lost = losing.told(self.client, ranks)
+        self.restart(tuple(ranks))
+        return lost
 
     def _start_anew(self) -> None:
         """The agent is gone: another one, with other processes for every rank."""

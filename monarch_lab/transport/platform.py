@@ -118,6 +118,21 @@ def start_time(pid: int) -> int | None:
     return int(stat[19]) if stat[0] not in "ZX" else None
 
 
+def ticks_now() -> int:
+    """Of the clock of ``start_time``; 0 where the system has none."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS) if LINUX else 0
+
+
+def ignores(pid: int, sig: int) -> bool:
+    """Whether a process has a signal ignored; False where the system does not say."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            mask = next(int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(mask >> (sig - 1) & 1)
+
+
 def boot_id() -> str:
     """Names this boot of the machine; "" where the system does not say."""
     try:
@@ -147,7 +162,10 @@ def command_and_directory(pid: int) -> tuple[list[str], str] | None:
 
 def all_pids() -> list[int]:
     """Empty without /proc."""
-    return _all_pids()
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
 
 
 def free_descriptors() -> int | None:
@@ -197,26 +215,6 @@ def thread_count() -> int:
         return 1
 
 
-def lower_priority(by: int = 10) -> Callable[[], None] | None:
-    """Let others go first on the processor, until what is returned is called.
-
-    None, and nothing changed, where the user may not undo it. Asked of a fork: it would be too late to ask oneself.
-    """
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    trial = os.fork()
-    if trial == 0:
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, before + by)
-            os.setpriority(os.PRIO_PROCESS, 0, before)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(trial, 0)[1] != 0:
-        return None
-    os.setpriority(os.PRIO_PROCESS, 0, before + by)
-    return partial(os.setpriority, os.PRIO_PROCESS, 0, before)
-
-
 def usage(pid: int) -> tuple[int, float, str] | None:
     """(resident bytes, CPU seconds, state letter); None where the process or /proc is not there."""
     stat = read_stat(pid)
@@ -241,7 +239,7 @@ def descendants(pid: int) -> list[int]:
 
 def _parents() -> Iterable[tuple[int, int]]:
     if os.path.isdir("/proc/self"):
-        for pid in _all_pids():
+        for pid in all_pids():
             stat = read_stat(pid)
             if stat is not None:
                 yield pid, int(stat[1])
@@ -252,16 +250,9 @@ def _parents() -> Iterable[tuple[int, int]]:
         yield int(pid_text), int(parent_text)
 
 
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
 def marked(variable: str, mark: str) -> list[int]:
     """Processes, other than this one, that were started with ``variable=mark``. Empty without /proc."""
-    return [pid for pid in _all_pids() if pid != os.getpid() and _carries(pid, variable, mark)]
+    return [pid for pid in all_pids() if pid != os.getpid() and _carries(pid, variable, mark)]
 
 
 def _carries(pid: int, variable: str, mark: str) -> bool:

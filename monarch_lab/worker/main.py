@@ -21,7 +21,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import Decoder, encode
 from monarch_lab.wire.looking import Look
 from monarch_lab.wire.supervision import WorkerSpec
-from monarch_lab.worker import anomaly, callbacks, devices, failures, groups, lookup, mapped, randomness
+from monarch_lab.worker import anomaly, callbacks, children, devices, failures, groups, lookup, mapped, randomness
 from monarch_lab.worker.asking import Asking
 from monarch_lab.worker.debugger import Debugger
 from monarch_lab.worker.engine import Engine
@@ -122,10 +122,10 @@ class Worker:
                     other.dropped_batch, other.dropped_ident = engine.dropped_batch, engine.dropped_ident
                 self._streams_beside.interrupt()
                 self._debugger.leave_all()
-                self._spmd.interrupt_children()
                 if hard:
                     self._spmd.stop_waiting()
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                children.interrupt(hard)
             case wire.InputReply() as answer:
                 self._asking.reply(answer)
             case wire.LookUp():

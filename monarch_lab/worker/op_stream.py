@@ -17,7 +17,7 @@ from monarch_lab.tensors import ambient
 from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, meeting, recording, user_code
+from monarch_lab.worker import backward, calls, children, meeting, recording, user_code
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
@@ -336,7 +336,7 @@ class OpStream:
         if ident <= self.ended_ident if ident else self.batch <= self.ended_batch:
             raise KeyboardInterrupt("interrupted before it ran")
         try:
-            with self.randomness.private():
+            with children.of_users_code(), self.randomness.private():
                 self.in_user_code = True
                 user_code.begins()
                 yield

@@ -14,6 +14,7 @@ from typing import Any
 
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.opaque import OpaqueRef
+from monarch_lab.worker import children
 from monarch_lab.worker.groups import current
 from monarch_lab.worker.pipe_end import PipeEnd
 
@@ -35,6 +36,7 @@ def open_pipe(
             stdin=subprocess.DEVNULL,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
+    children.spare(process.pid)
     order, sources = payload.pack((function, is_generator, args, kwargs))
     ours.send((max_messages, ranks, sizes))
     ours.send_bytes(order)

@@ -1,6 +1,6 @@
 """``%%spmd`` cells on this process: the namespace that lasts, and running one cell in it.
 
-Runs on: the main thread; ``stop_waiting`` and ``interrupt_children`` on the reader thread.
+Runs on: the main thread; ``stop_waiting`` on the reader thread.
 """
 
 from __future__ import annotations
@@ -8,12 +8,8 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
-import contextlib
 import gc
 import inspect
-import multiprocessing
-import os
-import signal
 import sys
 import types
 import weakref
@@ -122,15 +118,6 @@ class Spmd:
         )
         if failure is not None:
             gc.collect()  # frames that failed are often in cycles with their exception, and hold large tensors
-
-    def interrupt_children(self) -> None:
-        """As Ctrl-C in a terminal, which every process hears: a loader's would have the cell wait until they have
-        ended what they do. Runs on: the reader thread."""
-        if self._running:
-            for pid in [child.pid for child in multiprocessing.active_children()]:
-                with contextlib.suppress(OSError):  # it has ended
-                    if pid is not None:
-                        os.kill(pid, signal.SIGINT)
 
     def stop_waiting(self, ident: int | None = None) -> None:
         """End the wait of the running cell in a collective; None: whichever cell runs. Runs on: the reader thread."""

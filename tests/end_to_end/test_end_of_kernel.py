@@ -70,9 +70,11 @@ def test_kill_9_of_the_kernel_leaves_no_process(busy: bool) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_restart_of_the_kernel_leaves_no_process() -> None:
+def test_a_restart_of_the_kernel_in_the_middle_of_a_cell_leaves_no_process() -> None:
     with Kernel() as kernel:
         mark = _started(kernel)
+        kernel.start(BUSY)
+        kernel.wait_for(lambda: any(m["msg_type"] == "execute_input" for m in kernel.mine()))
         kernel.restart()
         assert _wait_gone(mark) == []
 

@@ -103,3 +103,11 @@ def test_a_time_out_and_the_meshs_end_are_told_in_the_cell(kernel: Kernel) -> No
     assert kernel.wait() == "ok" and kernel.run("%mesh stop") == "ok"
     assert kernel.run("late.result(10)") == "error"
     assert kernel.errors()[0]["ename"] in ("ClosedError", "DeviceException")
+
+
+def test_a_rank_that_is_restarted_meanwhile_fails_the_cell_and_not_the_mesh(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd -q --async -o handle\nimport time\nif rank: time.sleep(600)") == "ok"
+    assert kernel.run("%mesh restart --ranks 1") == "ok", error(kernel)
+    assert kernel.run("handle.result()") == "error" and kernel.errors()[0]["ename"] == "DeviceException"
+    assert "rank 1" in kernel.errors()[0]["evalue"]
+    assert kernel.run("%%spmd -q\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()") == "ok", error(kernel)

@@ -189,6 +189,7 @@ def test_an_interrupt_at_a_breakpoint_ends_the_prompt_and_the_ranks_stay(kernel:
     "body",
     [
         "y = sleep(one)",
+        "import os\ny = ml.remote(lambda t: os.system('sleep 600'))(one)",
         "sleep(one).sum().item()",
         "import asyncio\nawait asyncio.sleep(0)\nsleep(one).sum().item()",
         "while True: y = one + 1",
@@ -265,6 +266,37 @@ def test_logs_show_what_c_code_wrote_and_follow_until_an_interrupt(kernel: Kerne
     assert "there is no rank 7; ranks are 0 to 1" in traceback(kernel)
     act = when(kernel, "[0.0] C wrote", kernel.interrupt)
     assert kernel.run("%mesh logs --follow --ranks 0", during=act) == "ok", kernel.errors()
+
+
+def test_requests_that_are_silent_or_leave_no_history_run_as_any_other(kernel: Kernel) -> None:
+    """As VS Code and extensions send them."""
+    for way in ({"silent": True}, {"store_history": False}, {"silent": True, "store_history": False}):
+        kernel.start("%%spmd -q\nseen = rank\nprint('seen', seen)", **way)
+        assert kernel.wait() == "ok", kernel.errors()
+        assert lines(kernel) == ["[0.0] seen 0", "[0.1] seen 1"]
+        kernel.start("%%mesh -q\nkept = one + 1", allow_stdin=False, **way)
+        assert kernel.wait() == "ok", kernel.errors()
+    for number in (1, 2):  # cells of one name
+        kernel.start(f"%%spmd -q\nline = {number}\nline / 0", store_history=False)
+        assert kernel.wait() == "error" and "----> 3 line / 0" in traceback(kernel)
+        kernel.start(f"%%mesh -q\nfail(one, 'call {number}')\n", store_history=False)
+        assert kernel.wait() == "error" and f"fail(one, 'call {number}')" in traceback(kernel)
+
+
+def test_a_front_end_that_knows_no_widget_of_ours_is_none_the_worse(kernel: Kernel) -> None:
+    hook = "import threading\nraised = []\nthreading.excepthook = raised.append"
+    assert kernel.run(f"{hook}\nml.MeshView(ml.meshes()['mesh'])") == "ok", kernel.errors()
+    opened = [m["content"]["comm_id"] for m in kernel.seen if m["msg_type"] == "comm_open"]
+    for comm in opened:  # what a front end without the comm's target answers
+        kernel.send("comm_close", {"comm_id": comm, "data": {}})
+    assert opened and kernel.run("%%mesh -q\ntorch.ones(1).sum()") == "ok", kernel.errors()
+    assert kernel.run("import time; time.sleep(1.2); print(raised)") == "ok" and kernel.text() == "[]\n"
+
+
+def test_reloading_stops_the_mesh_and_another_starts(kernel: Kernel) -> None:
+    assert kernel.run("%reload_ext monarch_lab") == "ok" and kernel.text() == 'Stopped mesh "mesh" (2 workers).\n'
+    assert kernel.run("%mesh start --cpu") == "ok", kernel.errors()
+    assert kernel.run("%%spmd -q\nprint('again')") == "ok" and kernel.text() == "[0.0-0.1] again\n"
 
 
 def test_unloading_ends_the_workers(kernel: Kernel) -> None:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from monarch_lab.agent import zygote
 from monarch_lab.config import MARK_VARIABLE, load
 from monarch_lab.errors import UsageValueError
 from monarch_lab.session.pool import Pool
@@ -159,7 +160,7 @@ def test_a_forked_child_of_the_kernel_leaves_the_spare_alone(pool: Pool) -> None
 
 def test_lowered_priority_can_be_undone_or_is_not_lowered() -> None:
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    undo: Callable[[], None] | None = platform.lower_priority(1)
+    undo: Callable[[], None] | None = zygote.lower_priority(1)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before + (undo is not None)
     if undo is not None:
         undo()

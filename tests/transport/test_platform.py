@@ -79,6 +79,13 @@ def test_usage_is_told_of_a_running_process() -> None:
     assert rss > 1 << 20 and cpu_s >= 0 and state in "RSD"
 
 
+def test_a_process_that_ignores_a_signal_is_known_and_its_start_lies_on_the_same_clock(spawn: Spawn) -> None:
+    before = platform.ticks_now()
+    child = spawn()
+    assert before <= (platform.start_time(child.pid) or 0) <= platform.ticks_now()
+    assert not platform.ignores(child.pid, signal.SIGINT) and platform.ignores(os.getpid(), signal.SIGPIPE)
+
+
 def test_memory_kills_are_counted_or_not_told() -> None:
     count = platform.count_out_of_memory_kills()
     assert count is None or count >= 0
