@@ -16,6 +16,7 @@ from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.tensors.structure import tensors_of
 from monarch_lab.tensors.template import CallTree, Input, Number, Source
 from monarch_lab.wire.engine import EntryDef, TemplateDef, TensorMeta
+from monarch_lab.worker import bundles
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
 from monarch_lab.worker.failures import describe as describe_error
 from monarch_lab.worker.learning import Rejecting, version
@@ -42,6 +43,7 @@ class Entry:
     run: OpFunction
     fresh: tuple[int, ...]  # outputs that get a ref
     width: int  # integers of the op in the stream
+    bundle: bundles.Key | None  # what it may be done together with
 
     def output_refs(self, code: list[int], i: int) -> list[int]:
         return code[i + self.width - len(self.fresh) : i + self.width]
@@ -227,7 +229,7 @@ def make_entry(definition: EntryDef, template: Template, engine: OpStream) -> En
     width = first + len(fresh)
     lines.append(f"return i + {width}")
     run = compiled("op", "cells, code, i, numbers", lines, writer.names)
-    return Entry(definition, template, run, fresh, width)
+    return Entry(definition, template, run, fresh, width, bundles.key_of(definition, template))
 
 
 def _versions(*inputs: Any) -> list[int]:

@@ -56,11 +56,11 @@ def _all_reduce(tensor: torch.Tensor, group: Group, reduction: str) -> torch.Ten
             reduction, reduction
         )
     buffer = _wire_form(tensor)
-    _add_up(buffer, group, reduction)
+    add_up(buffer, group, reduction)
     return _back(buffer, tensor)
 
 
-def _add_up(buffer: torch.Tensor, group: Group, reduction: str) -> None:
+def add_up(buffer: torch.Tensor, group: Group, reduction: str) -> None:
     if group.backend is not None:
         import torch.distributed as dist
 
@@ -160,7 +160,7 @@ def reduce_(
     plain = tensor.is_contiguous() and not (tensor.requires_grad or tensor.is_complex() or tensor.dtype in _WIDER)
     if plain and not (reduction == "avg" and not tensor.is_floating_point()):
         with torch.no_grad():  # the pages of a copy would cost as much again
-            _add_up(tensor, current().along(mesh, dims), reduction)
+            add_up(tensor, current().along(mesh, dims), reduction)
         torch.autograd.graph.increment_version(tensor)
         return tensor
     return tensor.copy_(reduce(tensor, mesh, dims, sizes, reduction, scatter))

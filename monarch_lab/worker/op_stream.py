@@ -6,7 +6,7 @@ drops the rest of the batch and every later batch that was already sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from monarch_lab.tensors import ambient
 from monarch_lab.tensors.meta import describe, dtype_named
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Failure, Op
-from monarch_lab.worker import backward, calls, children, meeting, recording, user_code
+from monarch_lab.worker import backward, bundles, calls, children, meeting, recording, user_code
 from monarch_lab.worker.callbacks import Callbacks
 from monarch_lab.worker.definitions import Definitions
 from monarch_lab.worker.failures import DependentOnError, Failed, PredictionError
@@ -85,7 +85,7 @@ class OpStream:
         entry = calls.make_entry(definition, template, self)
         while len(self._table) <= definition.entry:
             self._table.append(self._unknown)
-        self._table[definition.entry] = entry.run
+        self._table[definition.entry] = entry.run if entry.bundle is None else self._bundled
         return entry
 
     def _drop_entry(self, number: int) -> None:
@@ -267,6 +267,30 @@ class OpStream:
             self.mark(self._outputs_at(code, i), INTERRUPTED)
             self._note_unwritten(code, i)
             i += self.width_at(code, i)
+
+    def _bundled(self, cells: dict[int, Any], code: list[int], i: int, numbers: list[Any]) -> int:
+        """An op that may be done together with those after it."""
+        first = self.known.entries[code[i]]
+        metas, refs, after = [], [], i
+        while after < len(code):
+            entry = self.known.entries.get(code[after])
+            if entry is None or entry.bundle != first.bundle:
+                break
+            metas.append(entry.definition.inputs[0])
+            refs += entry.input_refs(code, after)
+            after += entry.width
+        if len(refs) == 1:
+            return first.run(cells, code, i, numbers)
+        assert first.bundle is not None
+        count = bundles.split(metas, first.bundle)[0]
+        values = [cells.get(ref) for ref in refs[:count]]
+        bundles.reduce(first.bundle, values, metas[:count])
+        self.unwritten(ref for ref, value in zip(refs, values, strict=False) if not isinstance(value, torch.Tensor))
+        return i + count * first.width
+
+    def unwritten(self, refs: Iterable[int]) -> None:
+        """They keep the values they had, and other ranks have new ones."""
+        self._unwritten.update((ref, self.scope) for ref in refs)
 
     # --- instructions
 

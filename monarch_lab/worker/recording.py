@@ -10,8 +10,9 @@ Runs on: the worker's main thread.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ import torch
 
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.engine import FIRST_ENTRY, Op
-from monarch_lab.worker import backward, calls
+from monarch_lab.worker import backward, bundles, calls
 
 if TYPE_CHECKING:
     from monarch_lab.worker.op_stream import OpStream
@@ -123,16 +124,43 @@ class _Writer:
         numbers = 2 + definition.inputs
         lines += [f"v{k} = numbers[code[i + {numbers + k}]]" for k in range(definition.varying)]
         lines += [f"x{name} = copy(x{name})" for name in definition.copied]
-        starts, last_use = [], self._last_uses(parts)
+        starts, last_use, bundled = [], self._last_uses(parts), dict(self._bundles(parts))
         for k, part in enumerate(parts):
             starts.append(len(lines) + 2)  # "def" is line 1
-            lines += self._part(part)
+            lines += bundled[k] if k in bundled else self._part(part)
             if last_use[k]:  # its memory, as a handle's end would free it
                 lines.append("del " + ", ".join(f"x{name}" for name in last_use[k]))
         outputs = numbers + definition.varying
         lines += [f"cells[code[i + {outputs + k}]] = x{name}" for k, name in enumerate(definition.outputs)]
         lines.append(f"return i + {self.width}")
         return lines, starts
+
+    def _bundles(self, parts: list[_Part]) -> Iterator[tuple[int, list[str]]]:
+        """(part, its lines) of those done together with their neighbours: the first does all, the others nothing."""
+        entries = self.engine.known.entries
+        k = 0
+        for key, same in itertools.groupby(parts, lambda p: entries[p.number].bundle if p.number in entries else None):
+            group = list(same)
+            if key is not None:
+                metas = [entries[part.number].definition.inputs[0] for part in group]
+                done = 0
+                for count in bundles.split(metas, key):
+                    if count > 1:
+                        line = self._bundle(key, group[done : done + count], metas[done : done + count])
+                        yield k + done, [line]
+                        yield from ((k + n, []) for n in range(done + 1, done + count))
+                    done += count
+            k += len(group)
+
+    def _bundle(self, key: bundles.Key, parts: list[_Part], metas: list[wire.TensorMeta]) -> str:
+        def bundle(values: Sequence[Any], refs: Sequence[int]) -> None:
+            bundles.reduce(key, values, metas)
+            failed = [r for r, v in zip(refs, values, strict=True) if not isinstance(v, torch.Tensor)]
+            self.engine.unwritten(ref for ref in failed if ref > _TEMPORARY)
+
+        names = [part.inputs[0] for part in parts]
+        values, refs = ", ".join(f"x{n}" for n in names), ", ".join(map(self._ref, names))
+        return f"{self.op_code.source.constant(bundle)}(({values}), ({refs}))"
 
     def _last_uses(self, parts: list[_Part]) -> list[list[int]]:
         ends: list[list[int]] = [[] for _ in parts]
