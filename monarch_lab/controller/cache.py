@@ -60,7 +60,8 @@ class Cache:
         self.kinds: dict[int, tuple[Any, ...]] = {}  # what an entry (or, negative, a plan) is, whatever its number
         self.generation = 0  # how often it was emptied
         self.misses = 0  # calls that waited to learn
-        self.asked = 0  # calls that wait every time: data dependent
+        self.asked = 0  # calls that wait every time
+        self.dynamic = 0  # of these, calls whose result hangs on values
         self._limit = limit
         self._template_numbers = 0
         self._function_numbers = 0

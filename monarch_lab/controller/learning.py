@@ -154,6 +154,7 @@ def _conclude(call: Call, template: int, pending: Pending, answers: dict[int, tu
     asked = first.dynamic or not call.hashable or call.key in client.cache.never
     if asked:
         client.cache.asked += 1
+        client.cache.dynamic += first.dynamic
     else:
         _keep(call, entry, template, first)
     if client.recorder is not None:

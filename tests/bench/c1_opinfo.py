@@ -41,7 +41,7 @@ def measure(quick: bool) -> Iterator[Line]:
     )
     yield Line(
         "C1",
-        "calls that waited though their kind was known, second and third turns",
+        "calls that waited though their kind was known, but for results that hang on values, second and third turns",
         100.0 * warm["asked"] / (warm["asked"] + warm["went"]),
         "%",
         goal=1.0,

@@ -32,7 +32,13 @@ def counts() -> dict[str, int]:
     """So far: calls that did not wait (ops and deletes aside), calls that waited to learn, and calls that waited though
     their kind was known, for their result hangs on values."""
     client = mesh().client
-    return {"went": client.ops, "learned": client.cache.misses - client.cache.asked, "asked": client.cache.asked}
+    cache = client.cache
+    return {
+        "went": client.ops,
+        "learned": cache.misses - cache.asked,
+        "asked": cache.asked - cache.dynamic,
+        "dynamic": cache.dynamic,
+    }
 
 
 def to_mesh(tensor: torch.Tensor) -> Any:
