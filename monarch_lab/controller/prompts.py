@@ -253,7 +253,8 @@ class Prompts:
             texts = [(s, s.text) for s in self.sessions if s.text and s is not focus and s.state is not State.HELD]
             for session, _ in texts:
                 session.text = ""
-        if untold and (len(untold) > 1 or untold[0] is not focus or untold[0].why):
+        # One that has just stopped says itself where.
+        if untold and (len(untold) > 1 or untold[0] is not focus or focus.why or not focus.text):
             front.tell(console.announcement(untold, front.place))
         for session, text in texts:
             lines = console.with_names(text, front.place).splitlines()

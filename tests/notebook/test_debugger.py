@@ -221,6 +221,7 @@ def test_q_ends_the_op_and_not_the_mesh(kernel: Kernel) -> None:
 
 
 def test_detached_ranks_are_kept_until_mesh_debug_and_the_cell_can_be_run_again(kernel: Kernel) -> None:
+    kernel.run("%%mesh -q\none + 1")  # known, so that the one below waits for nothing
     kernel.run("%%spmd -q --ranks 1\nkept = 1\nbreakpoint()\nkept += 1\nkept", answer=Typed("n", "detach"))
     waits = "rank 1 waits in the debugger at In["
     assert waits in kernel.text() and "what this cell shows comes when it goes on" in kernel.text()
@@ -233,6 +234,32 @@ def test_detached_ranks_are_kept_until_mesh_debug_and_the_cell_can_be_run_again(
     assert "[0.1] 2\n" in kernel.text()
     assert kernel.run("%%mesh -q\nassert ml.inspect(z).tolist() == [2.0, 2.0]") == "ok", kernel.errors()
     assert kernel.run("%mesh debug") == "error" and "no rank waits in a debugger" in error(kernel)
+
+
+def test_a_cell_is_run_again_while_its_rank_is_paused(kernel: Kernel) -> None:
+    cell = "%%spmd -q --ranks 1\nagain = globals().get('again', 0)\nbreakpoint()\nagain += 1\nagain"
+    assert kernel.run(cell, answer=Typed("detach")) == "ok", kernel.errors()
+    assert kernel.run("%mesh stacks --ranks 1") == "ok" and "pdb" not in kernel.text()
+    assert "line 4" in kernel.text() and "again += 1" in kernel.text()
+    assert kernel.run(cell) == "ok", kernel.errors()  # asks nothing, and does not wait
+    assert "rank 1 waits in the debugger at In[" in kernel.text()
+    typed = Typed("p again", "c", "p again", "c")  # the second run stops once the first has ended
+    assert kernel.run("%mesh debug", answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    assert text.startswith("rank 1 stopped at In[") and text.index("[0.1] 0\n") < text.index("[0.1] 1\n")
+    assert typed.lines == [] and kernel.run("%%spmd -q --ranks 1\nagain") == "ok"
+    assert kernel.displays()[-1]["text/plain"] == "rank 1: 2"
+
+
+def test_breakpoints_hold_in_files_and_in_new_processes(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "broken_into.py").write_text("def work(n):\n    inner = n * 2\n    return inner + 1\n")
+    body = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport broken_into\nbroken_into.work(4)"
+    assert kernel.run(f"%mesh break {tmp_path / 'broken_into.py'}:3 if inner==8 --ranks 1") == "ok", kernel.errors()
+    for _ in range(2):
+        typed = Typed("p inner", "ll", "c")
+        assert kernel.run(f"%%spmd -q\n{body}", answer=typed) == "ok", kernel.errors()
+        assert typed.lines == [] and "[0.1] 8\n" in kernel.text() and "  3  ->\t    return inner" in kernel.text()
+        assert kernel.run("%mesh restart --ranks 1") == "ok", kernel.errors()
 
 
 def test_a_post_mortem_goes_two_frames_up(kernel: Kernel) -> None:
