@@ -10,6 +10,7 @@ from __future__ import annotations
 import bdb
 import code
 import codeop
+import dis
 import pdb
 import pprint
 import sys
@@ -25,6 +26,7 @@ from monarch_lab.worker.debug_frames import is_of_user, is_ours, is_users_file, 
 from monarch_lab.worker.debug_terminal import DebuggerQuit, Declined, Terminal
 from monarch_lab.worker.describing import headline
 
+_YIELD = dis.opmap["YIELD_VALUE"]
 MESH_WORDS = "of the mesh: ranks, rank R, cast R CMD, c all, detach, complete TEXT (help mesh)"
 
 
@@ -117,6 +119,8 @@ class WorkerPdb(pdb.Pdb):
         """Whether nothing of the user's called this. The two parts of a ``%%spmd`` cell count as one."""
         above = frame.f_back
         if not is_users_file(frame.f_code.co_filename) or (above is not None and above.f_code.co_name == "_execute"):
+            return False
+        if frame.f_code.co_code[frame.f_lasti] == _YIELD:  # it awaits, and comes back
             return False
         return users_frame(above) is None
 

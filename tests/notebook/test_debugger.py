@@ -315,6 +315,17 @@ def test_an_spmd_cell_is_stepped_from_its_first_line_and_looked_at_where_it_fail
     assert "[0.0] 1\n" in text and "ZeroDivisionError" in error(kernel)
 
 
+def test_an_await_is_stepped_over(kernel: Kernel) -> None:
+    body = (
+        "import asyncio\nasync def co():\n    v = 1\n    breakpoint()\n    await asyncio.sleep(0.01)\n    v += 1\n"
+        "    return v\nawait co()"
+    )
+    typed = Typed("n", "n", "p v * 10", "c")
+    assert kernel.run(f"%%spmd -q --ranks 1\n{body}", answer=typed) == "ok", kernel.errors()
+    assert "(7)co()\n[0.1] -> v += 1" in kernel.text() and "[0.1] 20\n" in kernel.text()
+    assert "rank 1: 2" in kernel.displays()[-1]["text/plain"]
+
+
 def test_two_threads_of_one_rank_have_names_of_their_own(kernel: Kernel) -> None:
     body = (
         "import threading\ndef f():\n    inner = 5\n    breakpoint()\n    return inner\n"
