@@ -192,7 +192,7 @@ def test_nobody_to_ask_lets_the_worker_go_on() -> None:
 
 def test_what_the_panel_holds_no_cell_asks_for_and_its_text_goes_there() -> None:
     made, sent = prompts(0, 1)
-    news: list[tuple[str, str, str, bool]] = []
+    news: list[tuple[str, str, str]] = []
     made.on_news = lambda *told: news.append(told)
 
     def panel() -> str:
@@ -202,14 +202,14 @@ def test_what_the_panel_holds_no_cell_asks_for_and_its_text_goes_there() -> None
     front = Front(panel, "c")
     made.serve(front)  # ends though rank 0 still waits
     assert front.asked == ["0", "1"] and [(rank, reply.line) for rank, reply in sent] == [(1, "c")]
-    assert news[0] == ("0", "text 0\n", "(Pdb) ", True) and not made and made.is_used
+    assert news[0] == ("0", "text 0\n", "(Pdb) ") and not made and made.is_used
     made.refuse_detached([0])  # who waits goes on waiting: somebody answers
     assert made.type_line("0", "n") == "" and sent[-1][1].line == "n"
     made.add(0, read(number=1))
-    assert news[-2:] == [("0", "", "", True), ("0", "text 1\n", "(Pdb) ", True)]
+    assert news[-2:] == [("0", "", ""), ("0", "text 1\n", "(Pdb) ")]
     assert "waits in no debugger" in made.type_line("0", "rank 3")
     assert made.end(1, 1, "bye") == "1" and made.end(0, 1, "bye") is None
-    assert news[-1] == ("0", "bye", "", True)
+    assert news[-1] == ("0", "bye", "")
 
 
 def test_what_the_panel_lets_go_is_left_waiting() -> None:
