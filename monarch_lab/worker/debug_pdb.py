@@ -107,10 +107,10 @@ class WorkerPdb(pdb.Pdb):
             return None
         try:
             result = super().trace_dispatch(frame, event, arg)
-        except bdb.BdbQuit:
+        except bdb.BdbQuit as left:
             self.set_quit()
             self._end()
-            raise DebuggerQuit from None
+            raise DebuggerQuit(getattr(left, "was_interrupted", False)) from None
         if event == "return" and self.is_stepping and self._is_last(frame):
             self.finish()
         return result

@@ -97,7 +97,7 @@ def test_an_interrupt_that_nobody_is_asked_in_ends_those_who_were_left(cell: Any
     later = y + 1
     cell.client.stop_cell()  # a cell of its own was interrupted
     assert len(cell.client.prompts) == 0
-    with pytest.raises(ml.RemoteException, match="the debugger was left with q"):
+    with pytest.raises(ml.RemoteException, match="the debugger was interrupted, so this call has no result"):
         ml.inspect(later)
 
 
