@@ -20,8 +20,8 @@ ANY = -1  # a reply's number: to whichever prompt there is
 
 
 class DebuggerQuit(bdb.BdbQuit):
-    """The user left the debugger with ``q``, or (``was_interrupted``) ended all that stood in one: this op ends, the mesh
-    lives."""
+    """The user left the debugger with ``q``, or (``was_interrupted``) ended all that stood in one: this op ends, the
+    mesh lives."""
 
     def __init__(self, was_interrupted: bool = False) -> None:
         super().__init__()
