@@ -167,12 +167,13 @@ def test_every_command_of_pdb_works_in_a_cell(kernel: Kernel) -> None:
     )  # fmt: skip
     assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
     text = kernel.text()
-    here = re.search(r"> (In\[\d+\])\(7\)<module>\(\)\n", text)
-    assert here, text
+    assert kernel.reply is not None
+    here = f"In[{kernel.reply['content']['execution_count']}]"  # as it stands beside the cell
+    assert f"> {here}(7)<module>()\n" in text
     for part in (
-        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here[1]}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
-        f"--Return--\n[0.0] > {here[1]}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here[1]}:2\n",
-        f"Deleted breakpoint 1 at {here[1]}:2\n", f"> {here[1]}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
+        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
+        f"--Return--\n[0.0] > {here}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here}:2\n",
+        f"Deleted breakpoint 1 at {here}:2\n", f"> {here}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
     ):  # fmt: skip
         assert part in text, part
     assert "pdb.py" not in text and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
