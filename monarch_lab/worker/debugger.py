@@ -13,14 +13,13 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from monarch_lab.wire import debugging as wire
-from monarch_lab.worker import failures, user_code
+from monarch_lab.worker import failures, unattended, user_code
 from monarch_lab.worker.breakpoints import Breakpoints
 from monarch_lab.worker.debug_frames import users_frame, users_traceback
 from monarch_lab.worker.debug_pdb import WorkerPdb
@@ -71,7 +70,7 @@ class Debugger:
         sys.settrace(None)
         threading.settrace(None)
         user_code.begins = lambda: None
-        sys.breakpointhook = pdb.set_trace = _go_on
+        unattended.install()
 
     # --- what the kernel says. Runs on: the reader thread
 
@@ -236,9 +235,3 @@ class Debugger:
         mine: WorkerPdb | None = getattr(self._here, "pdb", None)
         if mine is not None and mine.is_stepping:
             mine.finish()
-
-
-def _go_on(*_: Any, **__: Any) -> None:
-    print(f"process {os.getpid()} was forked by your code, so no debugger can ask for it: it goes on. It was at:")
-    traceback.print_stack(sys._getframe(1), file=sys.stdout)
-    sys.stdout.flush()
