@@ -63,12 +63,17 @@ class Prompts:
 
     # --- what workers say. Runs on: the I/O thread
 
-    def add(self, rank: int, read: DebugRead) -> None:
+    def add(self, rank: int, read: DebugRead, is_awaited: bool = True) -> None:
+        """``is_awaited``: a cell waits for the mesh. One that stops when others have been left, and nobody waits, was
+        on its way when they were: it is left with them."""
         if self.quitting:
             self._reply(rank, DebugReply(read.session, read.number, None, leave=True))
             return
         with self._lock:
+            is_left = not is_awaited and bool(self._sessions.detached())
             session = self._sessions.read(rank, read)
+            if is_left and session.state is State.PAUSED:
+                session.move(Event.DETACH)
             if session.state is State.HELD:
                 text, session.text = session.text, ""
                 self._tell(session, text)

@@ -6,6 +6,7 @@ main thread, wherever it is.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pdb
@@ -64,6 +65,7 @@ class Debugger:
         failures.on_described = lambda error: self.last.note(error, self._cell())
         user_code.begins, user_code.ends = self._begin_user_code, self.leave_user_code
         os.register_at_fork(after_in_child=self._on_fork)
+        threading.excepthook = functools.partial(_thread_failed, threading.excepthook)
 
     def _on_fork(self) -> None:
         """In a process that the user's code has forked (a DataLoader's, say), which has no way to the kernel."""
@@ -235,3 +237,12 @@ class Debugger:
         mine: WorkerPdb | None = getattr(self._here, "pdb", None)
         if mine is not None and mine.is_stepping:
             mine.finish()
+
+
+def _thread_failed(before: Callable[[Any], Any], failure: Any) -> None:
+    if isinstance(failure.exc_value, DebuggerQuit):
+        print(
+            f"{failure.thread.name if failure.thread else 'a thread'} has ended: {failure.exc_value}", file=sys.stderr
+        )
+    else:
+        before(failure)

@@ -64,6 +64,23 @@ def test_after_they_are_cleared_no_thread_is_traced_any_more(cell: Any, typist: 
     assert not typist.asked
 
 
+def test_a_function_of_a_library_is_named_with_its_module(cell: Any, typist: Typist) -> None:
+    for name in ("loads", "json.loads", "torch.nn.functional.relu"):
+        cell.client.breakpoints.add(name, [], name, "", [0])
+    source = "import json\nn = json.loads('[3]')\ntorch.nn.functional.relu(torch.ones(n[0])).tolist()"
+    assert run(cell, source) == {0: "[1.0, 1.0, 1.0]"}
+    told = " ".join(typist.told)
+    assert len(typist.asked) == 2 and "in loads: " in told and "in relu: " in told
+
+
+def test_q_in_a_thread_is_one_line(cell: Any, typist: Typist) -> None:
+    typist.line = "q"
+    assert run(cell, f"{THREADS}\nstarted(lambda: breakpoint())\n1") == {0: "1"}
+    cell.sync()
+    assert "has ended: the debugger was left with q" in "".join(typist.printed)
+    assert "Traceback" not in "".join(typist.printed)
+
+
 LOADER = """
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 2

@@ -166,6 +166,17 @@ def test_detached_sessions_are_kept_and_who_needs_them_is_told() -> None:
     assert sent[-1] == (0, DebugReply(1, 0, None, leave=True)) and len(made) == 0
 
 
+def test_who_stops_after_the_others_were_left_is_left_with_them() -> None:
+    made, _ = prompts(0)
+    made.add(1, read(), is_awaited=False)  # nobody was left: the next cell asks
+    made.serve(Front("detach"))
+    made.add(2, read(), is_awaited=False)
+    made.add(3, read(), is_awaited=True)  # of a cell that runs now, which asks
+    assert {s.rank: s.state for s in made.sessions} == {
+        0: State.DETACHED, 1: State.DETACHED, 2: State.DETACHED, 3: State.PAUSED
+    }  # fmt: skip
+
+
 def test_an_answer_from_elsewhere_ends_the_prompt() -> None:
     made, sent = prompts(1)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_lab.notebook.comm import COMM_ID
+from tests.fakes.typist import Typed
 from tests.kernel import Kernel
 
 ROOT = str(Path(__file__).parents[2])
@@ -90,26 +91,6 @@ def kernel(running: Kernel) -> Kernel:
     return running
 
 
-class Typed:
-    """Answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped, from rank 0 on."""
-
-    def __init__(self, *lines: str, gathered: str = "", kernel: Kernel | None = None) -> None:
-        self.lines = list(lines)
-        self.asked: list[str] = []
-        self._gathered = gathered
-        self._kernel = kernel
-
-    def __call__(self, prompt: str) -> str:
-        if self._kernel is not None and self._gathered:
-            if f"ranks {self._gathered} at " not in self._kernel.text():
-                return "ranks"
-            first = self._gathered[0] + ("/copy" if "/" in self._gathered else "")
-            self._gathered = ""
-            return f"rank {first}"
-        self.asked.append(prompt)
-        return self.lines.pop(0) if self.lines else "q"
-
-
 def error(kernel: Kernel) -> str:
     [found] = kernel.errors()
     return f"{found['ename']}: {found['evalue']}"
@@ -139,7 +120,8 @@ def test_statements_of_several_lines_interact_list_display_and_completion(kernel
     assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "ok", kernel.errors()
     text = kernel.text()
     for part in (
-        "[0.0]  10  ->\t    a = inside * 2", "[0.0] 1 looped", "[0.0] 2\n", "[0.0] inside", "display inside.shape",
+        "[0.0]  10  ->\t    a = inside * 2", "[0.0] 1 looped", "[0.0] *interactive*: exit()",
+        "[0.0] 2\n", "[0.0] inside", "display inside.shape",
         "> In[1](12)stop_here()", "min 1, max 1, mean 1, 1 NaN", "of the mesh: ranks, rank R, cast R CMD",
     ):  # fmt: skip
         assert part in text, part
