@@ -13,7 +13,7 @@ Line = str | type[BaseException]
 
 
 class Typist(TerminalFront):
-    """Without a kernel. Answers every prompt with the line that its rank is to get; an exception in place of one is raised there."""
+    """Without a kernel: answers every prompt with ``line``, which may be a function of it; an exception is raised."""
 
     def __init__(self, line: Line | Callable[[DebugPrompt], Line]) -> None:
         self.line = line
@@ -53,7 +53,8 @@ def typing(mesh: Any, line: Line | Callable[[DebugPrompt], Line]) -> Iterator[Ty
 
 
 class Typed:
-    """Of a real kernel. Answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped, from rank 0 on."""
+    """Of a real kernel: answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped,
+    from rank 0 on."""
 
     def __init__(self, *lines: str, gathered: str = "", kernel: Kernel | None = None) -> None:
         self.lines = list(lines)
