@@ -161,10 +161,12 @@ class Client(Listener):
                 with contextlib.suppress(queue.Empty):
                     pending.bell.get(timeout=0.2 if left is None else min(0.2, left))
                 interrupts.raise_lost()
-                if self._prompts and not unattended.get():
-                    self._prompts.serve(self.front or get_default_front())
-                if self._inputs and not unattended.get():
-                    self._inputs.serve(self.front or get_default_front())
+                for asking in (self._prompts, self._inputs):
+                    if asking and not unattended.get():
+                        since = time.monotonic()
+                        asking.serve(self.front or get_default_front())
+                        if deadline is not None:  # what the user takes to answer does not count
+                            deadline += time.monotonic() - since
                 self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)

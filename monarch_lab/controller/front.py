@@ -52,8 +52,8 @@ class Front(Protocol):
     def tell(self, text: str) -> None:
         """Lines of the debugger that are no rank's own. Called on the thread that waits."""
 
-    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
-        """A debugger has stopped, was answered, or has ended; see prompts.News. Any thread: must not block."""
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str) -> None:
+        """Of a debugger that the panel holds; see prompts.News. Any thread: must not block."""
 
     def move_here(self) -> None:
         """What no cell of the mesh caused is shown where the calling thread prints now."""
@@ -89,7 +89,7 @@ class TerminalFront:
     def tell(self, text: str) -> None:
         print(text, flush=True)
 
-    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str) -> None:
         """A script has no panel."""
 
     def move_here(self) -> None:

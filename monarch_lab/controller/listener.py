@@ -82,7 +82,7 @@ class Listener(Outgoing):
             case wire.DeviceMemory():
                 self.progress.device_bytes[rank] = message.reserved_bytes
             case wire.DebugRead():
-                self._prompts.add(rank, message)
+                self._prompts.add(rank, message, self.is_waiting)
                 self._ring()
             case wire.Displayed() | wire.Cleared():
                 (self.front or get_default_front()).show(rank, message)

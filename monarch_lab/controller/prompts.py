@@ -17,8 +17,8 @@ from monarch_lab.errors import DetachedError, UsageKeyError, UsageRuntimeError
 from monarch_lab.wire.debugging import DebugRead, DebugReply
 
 Reply = Callable[[int, DebugReply], None]
-# Of a session, for the panel: its name, what it printed, its prompt ("" while it runs), whether the panel holds it.
-News = Callable[[str, str, str, bool], None]
+# Of a session that the panel holds: its name, what it printed, its prompt ("" while it runs).
+News = Callable[[str, str, str], None]
 # Others that stop within this time of the first are told in one line with it.
 GATHER_S = 0.003
 
@@ -63,13 +63,20 @@ class Prompts:
 
     # --- what workers say. Runs on: the I/O thread
 
-    def add(self, rank: int, read: DebugRead) -> None:
+    def add(self, rank: int, read: DebugRead, is_awaited: bool = True) -> None:
+        """``is_awaited``: a cell waits for the mesh. One that stops when others have been left, and nobody waits, was
+        on its way when they were: it is left with them."""
         if self.quitting:
             self._reply(rank, DebugReply(read.session, read.number, None, leave=True))
             return
         with self._lock:
+            is_left = not is_awaited and bool(self._sessions.detached())
             session = self._sessions.read(rank, read)
-            self._tell(session, self._taken(session))
+            if is_left and session.state is State.PAUSED:
+                session.move(Event.DETACH)
+            if session.state is State.HELD:
+                text, session.text = session.text, ""
+                self._tell(session, text)
         self._came.set()
 
     def end(self, rank: int, number: int, text: str) -> str | None:
@@ -80,23 +87,14 @@ class Prompts:
                 return ""
             is_held = session.state is State.HELD
             self._sessions.end(rank, number)
-            self.on_news(session.name, text if is_held else "", "", is_held)
+            if is_held:
+                self.on_news(session.name, text, "")
             return None if is_held else session.label
 
     def forget(self, rank: int) -> None:
         """Its process is gone: nobody waits for a line any more."""
         with self._lock:
-            gone = [s for s in self._sessions if s.rank == rank]
             self._sessions.end_rank(rank)
-            for session in gone:
-                self._tell(session, "")
-
-    def _taken(self, session: Session) -> str:
-        """What it printed, where the panel shows it."""
-        if session.state is not State.HELD:
-            return ""
-        text, session.text = session.text, ""
-        return text
 
     # --- leaving
 
@@ -111,7 +109,6 @@ class Prompts:
         if read is not None:
             self._reply(session.rank, DebugReply(read.session, read.number, None, leave=True))
         self._sessions.end(session.rank, session.number)
-        self.on_news(session.name, "", "", False)
 
     def refuse_detached(self, ranks: Iterable[int], place: console.Placer = str) -> None:
         """Raises DetachedError where one of these waits in a debugger that no cell asks for: its answer will not
@@ -172,9 +169,7 @@ class Prompts:
     def release(self, name: str) -> None:
         """It is left waiting, as with ``detach``. Raises UsageKeyError where there is none of that name."""
         with self._lock:
-            session = self._named(name)
-            session.move(Event.DETACH)
-            self._tell(session, "")
+            self._named(name).move(Event.DETACH)
 
     def type_line(self, name: str, line: str) -> str:
         """Answer the session of that name as if ``line`` had been typed at its prompt; what the mesh's own commands
@@ -208,9 +203,7 @@ class Prompts:
         return session
 
     def _tell(self, session: Session, text: str) -> None:
-        """The panel: a session has news, and text where it holds it."""
-        prompt = session.read.prompt if session.read is not None else ""
-        self.on_news(session.name, text, prompt, session.state is State.HELD)
+        self.on_news(session.name, text, session.read.prompt if session.read is not None else "")
 
     # --- asking. Runs on: the thread that waits
 
@@ -253,7 +246,8 @@ class Prompts:
             texts = [(s, s.text) for s in self.sessions if s.text and s is not focus and s.state is not State.HELD]
             for session, _ in texts:
                 session.text = ""
-        if untold and (len(untold) > 1 or untold[0] is not focus or untold[0].why):
+        # One that has just stopped says itself where.
+        if untold and (len(untold) > 1 or untold[0] is not focus or focus.why or not focus.text):
             front.tell(console.announcement(untold, front.place))
         for session, text in texts:
             lines = console.with_names(text, front.place).splitlines()
@@ -303,7 +297,8 @@ class Prompts:
             read = self._sessions.answered(session, now, action.line)
             if read is not None:
                 self._reply(session.rank, DebugReply(read.session, read.number, action.line))
-                self._tell(session, "")
+                if session.state is State.HELD:
+                    self._tell(session, "")
 
 
 def ranks_of(sessions: Iterable[Session]) -> tuple[int, ...]:

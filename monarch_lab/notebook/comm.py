@@ -85,7 +85,6 @@ class Panel:
             "debug_detach": lambda data: self._commands.debug_detach(_mesh_of(data), _text_of(data, "session")),
         }
         self._outbox: queue.SimpleQueue[Message | _Order] = queue.SimpleQueue()
-        self._is_look_due = False  # many ranks may stop at once
         self._comm: Any = None
         self._thread: threading.Thread | None = None
         self._close_subshell: Callable[[], None] = lambda: None
@@ -115,22 +114,16 @@ class Panel:
         self._close_subshell()
         self._outbox = queue.SimpleQueue()
 
-    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
-        """Of a debugger (controller.prompts.News). Any thread."""
-        if is_held:
-            self._outbox.put({"op": "debug_text", "mesh": mesh, "session": session, "text": text, "prompt": prompt})
-        if not self._is_look_due:
-            self._is_look_due = True
-            self._outbox.put(_Order.LOOK)
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str) -> None:
+        """Of a debugger that the panel holds (controller.prompts.News). Any thread."""
+        self._outbox.put({"op": "debug_text", "mesh": mesh, "session": session, "text": text, "prompt": prompt})
+        self._outbox.put(_Order.LOOK)
 
     def _type(self, data: Message) -> None:
         mesh, session = _mesh_of(data), _text_of(data, "session")
         said = self._commands.debug_line(mesh, session, _text_of(data, "line"))
         if said:
-            prompt = "(Pdb) "  # where the mesh's own commands are
-            self._outbox.put(
-                {"op": "debug_text", "mesh": mesh, "session": session, "text": f"{said}\n", "prompt": prompt}
-            )
+            self.debugger_news(mesh, session, f"{said}\n", "(Pdb) ")  # where the mesh's own commands are
 
     def _publish(self, channel: Any) -> None:
         pushed: tuple[object, ...] | None = None
@@ -147,7 +140,6 @@ class Panel:
             if isinstance(item, dict):
                 channel.send(item)
                 continue
-            self._is_look_due = False
             try:
                 snapshot = self._snapshot()
             except Exception:

@@ -123,6 +123,8 @@ def set_break(shell: Any, mesh: DeviceMesh, arguments: Arguments) -> None:
     places, function = _read_where(shell, where)
     added = points.add(where, places, function, condition, mesh.chosen(arguments.ranks))
     print(f"{_line(added)}: %mesh break lists them, %mesh break --clear {added.number} removes it.")
+    if places and not any(linecache.getlines(file) for file, _ in places):
+        print(f"There is no file {places[0][0]} here: it stops where a worker runs one of that name.")
 
 
 def _line(point: Any) -> str:

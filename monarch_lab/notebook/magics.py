@@ -22,7 +22,7 @@ from monarch_lab.errors import UsageValueError
 from monarch_lab.notebook import debugging, inspecting, sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
-from monarch_lab.notebook.names import readable
+from monarch_lab.notebook.names import cell_number, readable
 from monarch_lab.notebook.progress import StartProgress
 from monarch_lab.notebook.rich import named
 from monarch_lab.notebook.transform import QUIET, SHOWN
@@ -157,7 +157,7 @@ class MeshMagics(Magics):
         shell = self.shell
         text = f"%%mesh {line}\n{cell}"
         source = shell.transform_cell(text)
-        filename = shell.compile.cache(source, shell.execution_count, raw_code=text)
+        filename = shell.compile.cache(source, cell_number(shell), raw_code=text)
         tree = shell.transform_ast(shell.compile.ast_parse(source, filename))
         with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT):
             code = shell.compile(tree, filename, "exec")

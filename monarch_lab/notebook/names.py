@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 from IPython.core.getipython import get_ipython
@@ -37,3 +38,8 @@ def _file_text(file: str) -> str:
     shell = get_ipython()
     known = shell.compile.format_code_name(file) if shell is not None else None
     return known[1] if known else file
+
+
+def cell_number(shell: Any) -> int:
+    """Of the cell that runs: newer IPythons count it in ``execution_count`` before it runs, older ones after."""
+    return int(shell.displayhook.prompt_count)

@@ -118,9 +118,9 @@ class Front:
         self.end_lines()
         print(text, flush=True)
 
-    def debugger_news(self, mesh: str, session: str, text: str, prompt: str, is_held: bool) -> None:
+    def debugger_news(self, mesh: str, session: str, text: str, prompt: str) -> None:
         """For the panel. Any thread."""
-        self.on_debugger(mesh, session, with_names(text, self.place), prompt, is_held)
+        self.on_debugger(mesh, session, with_names(text, self.place), prompt)
 
     def place(self, file: str) -> str:
         """In[3] for a cell's file."""

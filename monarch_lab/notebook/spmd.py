@@ -22,6 +22,7 @@ from monarch_lab.errors import DetachedError, UsageValueError
 from monarch_lab.notebook import spmd_async, tracebacks
 from monarch_lab.notebook.cell import say
 from monarch_lab.notebook.meshes import Meshes
+from monarch_lab.notebook.names import cell_number
 from monarch_lab.notebook.output import Front
 from monarch_lab.notebook.rich import values
 from monarch_lab.notebook.spmd_async import header
@@ -113,7 +114,7 @@ class SpmdMagics(Magics):
         text = f"%%spmd {line}\n{cell}"
         source = f"\n{cell}"  # lines count from the magic's own
         # The number that tracebacks name the cell by, and its lines.
-        filename = self.shell.compile.cache(source, self.shell.execution_count, raw_code=text)
+        filename = self.shell.compile.cache(source, cell_number(self.shell), raw_code=text)
         run = importlib.import_module("monarch_lab.controller.spmd")
         names = self.shell.user_ns
         work = run.SpmdCell(

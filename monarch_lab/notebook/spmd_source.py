@@ -12,6 +12,8 @@ from typing import Any
 
 from IPython.core.inputtransformer2 import TransformerManager
 
+from monarch_lab.notebook.names import cell_number
+
 _FLAGS = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _MAGIC_CALLS = ("run_line_magic", "run_cell_magic")
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -31,7 +33,7 @@ def parsed(shell: Any, cell: str) -> tuple[str, ast.Module]:
         return code, _tree(code, "<spmd>")
     except SyntaxError:
         # Again under the cell's own name, for the traceback.
-        return code, _tree(code, shell.compile.cache(source, shell.execution_count, raw_code=source))
+        return code, _tree(code, shell.compile.cache(source, cell_number(shell), raw_code=source))
 
 
 def _tree(source: str, filename: str) -> ast.Module:

@@ -56,9 +56,12 @@ def _line_in(point: BreakpointDef, code: CodeType, lines: list[int]) -> int | No
         is_there = path == point.file or path.endswith("/" + point.file) or os.path.basename(path) == point.file
         return point.line if is_there and point.line in lines else None
     name = code.co_qualname.replace(".<locals>", "")
-    if name != point.function and not name.endswith("." + point.function):
-        return None
-    if not is_users_file(code.co_filename):
+    if f".{name}".endswith(f".{point.function}"):
+        is_there = is_users_file(code.co_filename)
+    else:  # with its module, then of a library too
+        module = code.co_filename.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        is_there = point.function.endswith(f".{name}") and f".{module}.{name}".endswith(f".{point.function}")
+    if not is_there:
         return None
     body = [line for line in lines if line > code.co_firstlineno]
     return body[0] if body else code.co_firstlineno

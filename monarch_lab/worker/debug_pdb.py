@@ -10,11 +10,13 @@ from __future__ import annotations
 import bdb
 import code
 import codeop
+import contextlib
+import dis
 import pdb
 import pprint
 import sys
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -25,6 +27,7 @@ from monarch_lab.worker.debug_frames import is_of_user, is_ours, is_users_file, 
 from monarch_lab.worker.debug_terminal import DebuggerQuit, Declined, Terminal
 from monarch_lab.worker.describing import headline
 
+_YIELD = dis.opmap["YIELD_VALUE"]
 MESH_WORDS = "of the mesh: ranks, rank R, cast R CMD, c all, detach, complete TEXT (help mesh)"
 
 
@@ -105,10 +108,10 @@ class WorkerPdb(pdb.Pdb):
             return None
         try:
             result = super().trace_dispatch(frame, event, arg)
-        except bdb.BdbQuit:
+        except bdb.BdbQuit as left:
             self.set_quit()
             self._end()
-            raise DebuggerQuit from None
+            raise DebuggerQuit(getattr(left, "was_interrupted", False)) from None
         if event == "return" and self.is_stepping and self._is_last(frame):
             self.finish()
         return result
@@ -117,6 +120,8 @@ class WorkerPdb(pdb.Pdb):
         """Whether nothing of the user's called this. The two parts of a ``%%spmd`` cell count as one."""
         above = frame.f_back
         if not is_users_file(frame.f_code.co_filename) or (above is not None and above.f_code.co_name == "_execute"):
+            return False
+        if frame.f_code.co_code[frame.f_lasti] == _YIELD:  # it awaits, and comes back
             return False
         return users_frame(above) is None
 
@@ -128,9 +133,11 @@ class WorkerPdb(pdb.Pdb):
         if super().break_here(frame):
             return True
         why = self._breakpoints.why(frame) if self._breakpoints else ""
-        if why and not self.terminal.why:
+        if not why or not is_of_user(frame):
+            return False
+        if not self.terminal.why:
             self.terminal.why = why
-        return bool(why)
+        return True
 
     def break_anywhere(self, frame: FrameType) -> bool:
         return super().break_anywhere(frame) or bool(self._breakpoints and self._breakpoints.are_in(frame.f_code))
@@ -257,13 +264,7 @@ class WorkerPdb(pdb.Pdb):
         """interact: statements in a namespace with the names of this frame; exit() or an end of input ends it."""
         assert self.curframe is not None
         names = {**self.curframe.f_globals, **self.curframe_locals}
-        code.interact("*interactive*: exit() goes back to the debugger", self._read_statement, names, "")
-
-    def _read_statement(self, prompt: str) -> str:
-        line = self.terminal.ask(prompt)
-        if line is None or line.strip() in ("exit()", "quit()", "exit", "quit"):
-            raise EOFError
-        return line
+        _Console(self.terminal, names).interact("*interactive*: exit() goes back to the debugger", "")
 
     def do_complete(self, arg: str) -> None:
         """complete TEXT: names and commands that begin so"""
@@ -291,6 +292,27 @@ class WorkerPdb(pdb.Pdb):
         self.error("a worker is not started again from its debugger: leave it with q, and run the cell again")
 
     do_restart = do_run
+
+
+class _Console(code.InteractiveConsole):
+    """Statements typed at the debugger's terminal."""
+
+    def __init__(self, terminal: Terminal, names: dict[str, Any]) -> None:
+        super().__init__(names)
+        self._terminal = terminal
+
+    def raw_input(self, prompt: str = "") -> str:
+        line = self._terminal.ask(prompt)
+        if line is None or line.strip() in ("exit()", "quit()", "exit", "quit"):
+            raise EOFError
+        return line
+
+    def write(self, data: str) -> None:
+        self._terminal.write(data)
+
+    def runcode(self, code: CodeType) -> None:
+        with contextlib.redirect_stdout(self._terminal), contextlib.redirect_stderr(self._terminal):
+            super().runcode(code)
 
 
 def _forget(frame: FrameType, name: str) -> None:

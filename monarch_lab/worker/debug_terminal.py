@@ -20,10 +20,16 @@ ANY = -1  # a reply's number: to whichever prompt there is
 
 
 class DebuggerQuit(bdb.BdbQuit):
-    """The user left the debugger with ``q``: this op ends, the mesh lives."""
+    """The user left the debugger with ``q``, or (``was_interrupted``) ended all that stood in one: this op ends, the
+    mesh lives."""
+
+    def __init__(self, was_interrupted: bool = False) -> None:
+        super().__init__()
+        self.was_interrupted = was_interrupted
 
     def __str__(self) -> str:
-        return "the debugger was left with q, so this call has no result"
+        how = "was interrupted" if self.was_interrupted else "was left with q"
+        return f"the debugger {how}, so this call has no result"
 
 
 class Declined(Exception):
@@ -90,7 +96,7 @@ class Terminal(io.TextIOBase):
         finally:
             self.is_asking = False
         if reply.leave:
-            raise DebuggerQuit
+            raise DebuggerQuit(was_interrupted=True)
         if reply.declined:
             raise Declined
         return "" if reply.line is None else reply.line + "\n"

@@ -6,6 +6,7 @@ main thread, wherever it is.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import pdb
@@ -13,14 +14,13 @@ import queue
 import signal
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from monarch_lab.wire import debugging as wire
-from monarch_lab.worker import failures, user_code
+from monarch_lab.worker import failures, unattended, user_code
 from monarch_lab.worker.breakpoints import Breakpoints
 from monarch_lab.worker.debug_frames import users_frame, users_traceback
 from monarch_lab.worker.debug_pdb import WorkerPdb
@@ -65,13 +65,14 @@ class Debugger:
         failures.on_described = lambda error: self.last.note(error, self._cell())
         user_code.begins, user_code.ends = self._begin_user_code, self.leave_user_code
         os.register_at_fork(after_in_child=self._on_fork)
+        threading.excepthook = functools.partial(_thread_failed, threading.excepthook)
 
     def _on_fork(self) -> None:
         """In a process that the user's code has forked (a DataLoader's, say), which has no way to the kernel."""
         sys.settrace(None)
         threading.settrace(None)
         user_code.begins = lambda: None
-        sys.breakpointhook = pdb.set_trace = _go_on
+        unattended.install()
 
     # --- what the kernel says. Runs on: the reader thread
 
@@ -238,7 +239,10 @@ class Debugger:
             mine.finish()
 
 
-def _go_on(*_: Any, **__: Any) -> None:
-    print(f"process {os.getpid()} was forked by your code, so no debugger can ask for it: it goes on. It was at:")
-    traceback.print_stack(sys._getframe(1), file=sys.stdout)
-    sys.stdout.flush()
+def _thread_failed(before: Callable[[Any], Any], failure: Any) -> None:
+    if isinstance(failure.exc_value, DebuggerQuit):
+        print(
+            f"{failure.thread.name if failure.thread else 'a thread'} has ended: {failure.exc_value}", file=sys.stderr
+        )
+    else:
+        before(failure)

@@ -5,8 +5,11 @@ Runs on: the reader thread, so that it answers while the main thread is in C cod
 
 from __future__ import annotations
 
+import bdb
+import cmd
 import json
 import os
+import pdb
 import sys
 import threading
 import traceback
@@ -25,6 +28,7 @@ from monarch_lab.worker.spmd import Spmd
 _OUR_THREADS = ("monarch-output", "monarch-feeder")
 _TRANSPORT = os.path.dirname(worker_link.__file__)
 _ZMQ = os.path.dirname(zmq.__file__)  # a thread of its own lets go of what was sent without a copy
+_MACHINERY = {threading.__file__, bdb.__file__, cmd.__file__, pdb.__file__}  # of a thread, of a debugger
 _MAX_FRAMES = 100
 _LARGEST = 5
 
@@ -58,7 +62,7 @@ def _frames(top: FrameType) -> list[tuple[str, int, str, str]]:
     elif any(frame.f_code.co_filename.startswith(_ZMQ) for frame, _ in stack) and not ours:
         return []
     told = [(frame, line) for frame, line in stack[ours[0] if ours else 0 :] if not is_ours(frame)]
-    return [told_frame(f, line) for f, line in told if f.f_code.co_filename != threading.__file__][-_MAX_FRAMES:]
+    return [told_frame(f, line) for f, line in told if f.f_code.co_filename not in _MACHINERY][-_MAX_FRAMES:]
 
 
 def _collectives(spmd: Spmd) -> list[Collective]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from monarch_lab.tensors import naming, payload
 from monarch_lab.transport import platform
+from monarch_lab.worker import unattended
 from monarch_lab.worker.pipe_end import PipeEnd
 
 
@@ -24,6 +25,7 @@ def main(fd: int, worker: int) -> None:
     max_messages, ranks, sizes = link.recv()
     order = link.recv_bytes()
     payload.remember_sources(link.recv())
+    unattended.install()
     end = PipeEnd(link, max_messages, ranks, sizes)
     try:
         _run(end, order)

@@ -31,7 +31,7 @@ class LastFailure:
         self.cell = max(cell, 1)
         self.trace = None
         if isinstance(error, KeyboardInterrupt):  # a loader's processes, say, end when its iterator goes
-            self.text += "interrupted: nothing is kept of its frames"
+            self.text = f"{type(error).__name__}: nothing is kept of its frames"
         elif trace is None:
             self.text += ": raised by an op of torch, which has no Python frames on the worker"
         elif (size := _tensor_bytes(trace)) > MAX_KEPT_BYTES:

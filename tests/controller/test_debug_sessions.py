@@ -166,6 +166,17 @@ def test_detached_sessions_are_kept_and_who_needs_them_is_told() -> None:
     assert sent[-1] == (0, DebugReply(1, 0, None, leave=True)) and len(made) == 0
 
 
+def test_who_stops_after_the_others_were_left_is_left_with_them() -> None:
+    made, _ = prompts(0)
+    made.add(1, read(), is_awaited=False)  # nobody was left: the next cell asks
+    made.serve(Front("detach"))
+    made.add(2, read(), is_awaited=False)
+    made.add(3, read(), is_awaited=True)  # of a cell that runs now, which asks
+    assert {s.rank: s.state for s in made.sessions} == {
+        0: State.DETACHED, 1: State.DETACHED, 2: State.DETACHED, 3: State.PAUSED
+    }  # fmt: skip
+
+
 def test_an_answer_from_elsewhere_ends_the_prompt() -> None:
     made, sent = prompts(1)
 
@@ -192,7 +203,7 @@ def test_nobody_to_ask_lets_the_worker_go_on() -> None:
 
 def test_what_the_panel_holds_no_cell_asks_for_and_its_text_goes_there() -> None:
     made, sent = prompts(0, 1)
-    news: list[tuple[str, str, str, bool]] = []
+    news: list[tuple[str, str, str]] = []
     made.on_news = lambda *told: news.append(told)
 
     def panel() -> str:
@@ -202,14 +213,14 @@ def test_what_the_panel_holds_no_cell_asks_for_and_its_text_goes_there() -> None
     front = Front(panel, "c")
     made.serve(front)  # ends though rank 0 still waits
     assert front.asked == ["0", "1"] and [(rank, reply.line) for rank, reply in sent] == [(1, "c")]
-    assert news[0] == ("0", "text 0\n", "(Pdb) ", True) and not made and made.is_used
+    assert news[0] == ("0", "text 0\n", "(Pdb) ") and not made and made.is_used
     made.refuse_detached([0])  # who waits goes on waiting: somebody answers
     assert made.type_line("0", "n") == "" and sent[-1][1].line == "n"
     made.add(0, read(number=1))
-    assert news[-2:] == [("0", "", "", True), ("0", "text 1\n", "(Pdb) ", True)]
+    assert news[-2:] == [("0", "", ""), ("0", "text 1\n", "(Pdb) ")]
     assert "waits in no debugger" in made.type_line("0", "rank 3")
     assert made.end(1, 1, "bye") == "1" and made.end(0, 1, "bye") is None
-    assert news[-1] == ("0", "bye", "", True)
+    assert news[-1] == ("0", "bye", "")
 
 
 def test_what_the_panel_lets_go_is_left_waiting() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,8 +98,21 @@ def test_an_interrupt_that_nobody_is_asked_in_ends_those_who_were_left(cell: Any
     later = y + 1
     cell.client.stop_cell()  # a cell of its own was interrupted
     assert len(cell.client.prompts) == 0
-    with pytest.raises(ml.RemoteException, match="the debugger was left with q"):
+    with pytest.raises(ml.RemoteException, match="the debugger was interrupted, so this call has no result"):
         ml.inspect(later)
+
+
+def test_what_the_user_takes_to_answer_counts_for_no_time_out(cell: Any, typist: Typist) -> None:
+    def think(prompt: Any) -> str:
+        time.sleep(1.2)
+        return "c"
+
+    def number() -> int:
+        breakpoint()
+        return 7
+
+    typist.line = think
+    assert ml.call_on_shard_and_fetch(number, shard={"gpu": 1}).result(1) == 7
 
 
 def test_a_post_mortem_ends_with_its_prompt(cell: Any, typist: Typist) -> None:

@@ -56,7 +56,7 @@ class FakeMeshes:
     def debug_attach(self, mesh: str, session: str) -> None:
         self.commands.append(("attach", session))
         assert self.panel is not None
-        self.panel.debugger_news(mesh, session, "> cell.py(4)f()\n", "(Pdb) ", True)
+        self.panel.debugger_news(mesh, session, "> cell.py(4)f()\n", "(Pdb) ")
 
     def debug_line(self, mesh: str, session: str, line: str) -> str:
         self.commands.append((line, session))

@@ -1,4 +1,4 @@
-"""Who answers the prompts of the workers' debuggers in tests without a kernel."""
+"""Who answers the prompts of the workers' debuggers in tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch_lab.controller.front import DebugPrompt, TerminalFront
+from tests.kernel import Kernel
 
 Line = str | type[BaseException]
 
 
 class Typist(TerminalFront):
-    """Answers every prompt with the line that its rank is to get; an exception in place of one is raised there."""
+    """Without a kernel: answers every prompt with ``line``, which may be a function of it; an exception is raised."""
 
     def __init__(self, line: Line | Callable[[DebugPrompt], Line]) -> None:
         self.line = line
@@ -49,3 +50,24 @@ def typing(mesh: Any, line: Line | Callable[[DebugPrompt], Line]) -> Iterator[Ty
         client.front = before
         client.breakpoints.clear()
         client.prompts.leave_all()
+
+
+class Typed:
+    """Of a real kernel: answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped,
+    from rank 0 on."""
+
+    def __init__(self, *lines: str, gathered: str = "", kernel: Kernel | None = None) -> None:
+        self.lines = list(lines)
+        self.asked: list[str] = []
+        self._gathered = gathered
+        self._kernel = kernel
+
+    def __call__(self, prompt: str) -> str:
+        if self._kernel is not None and self._gathered:
+            if f"ranks {self._gathered} at " not in self._kernel.text():
+                return "ranks"
+            first = self._gathered[0] + ("/copy" if "/" in self._gathered else "")
+            self._gathered = ""
+            return f"rank {first}"
+        self.asked.append(prompt)
+        return self.lines.pop(0) if self.lines else "q"

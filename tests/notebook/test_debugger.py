@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from monarch_lab.notebook.comm import COMM_ID
+from tests.fakes.typist import Typed
 from tests.kernel import Kernel
 
 ROOT = str(Path(__file__).parents[2])
@@ -90,26 +91,6 @@ def kernel(running: Kernel) -> Kernel:
     return running
 
 
-class Typed:
-    """Answers the prompts in order, and notes them. ``gathered``: once these ranks have all stopped, from rank 0 on."""
-
-    def __init__(self, *lines: str, gathered: str = "", kernel: Kernel | None = None) -> None:
-        self.lines = list(lines)
-        self.asked: list[str] = []
-        self._gathered = gathered
-        self._kernel = kernel
-
-    def __call__(self, prompt: str) -> str:
-        if self._kernel is not None and self._gathered:
-            if f"ranks {self._gathered} at " not in self._kernel.text():
-                return "ranks"
-            first = self._gathered[0] + ("/copy" if "/" in self._gathered else "")
-            self._gathered = ""
-            return f"rank {first}"
-        self.asked.append(prompt)
-        return self.lines.pop(0) if self.lines else "q"
-
-
 def error(kernel: Kernel) -> str:
     [found] = kernel.errors()
     return f"{found['ename']}: {found['evalue']}"
@@ -139,7 +120,8 @@ def test_statements_of_several_lines_interact_list_display_and_completion(kernel
     assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=typed) == "ok", kernel.errors()
     text = kernel.text()
     for part in (
-        "[0.0]  10  ->\t    a = inside * 2", "[0.0] 1 looped", "[0.0] 2\n", "[0.0] inside", "display inside.shape",
+        "[0.0]  10  ->\t    a = inside * 2", "[0.0] 1 looped", "[0.0] *interactive*: exit()",
+        "[0.0] 2\n", "[0.0] inside", "display inside.shape",
         "> In[1](12)stop_here()", "min 1, max 1, mean 1, 1 NaN", "of the mesh: ranks, rank R, cast R CMD",
     ):  # fmt: skip
         assert part in text, part
@@ -167,12 +149,13 @@ def test_every_command_of_pdb_works_in_a_cell(kernel: Kernel) -> None:
     )  # fmt: skip
     assert kernel.run(STEPPED, answer=typed) == "ok", kernel.errors()
     text = kernel.text()
-    here = re.search(r"> (In\[\d+\])\(7\)<module>\(\)\n", text)
-    assert here, text
+    assert kernel.reply is not None
+    here = f"In[{kernel.reply['content']['execution_count']}]"  # as it stands beside the cell
+    assert f"> {here}(7)<module>()\n" in text
     for part in (
-        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here[1]}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
-        f"--Return--\n[0.0] > {here[1]}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here[1]}:2\n",
-        f"Deleted breakpoint 1 at {here[1]}:2\n", f"> {here[1]}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
+        "[0.0]  11  \tz\n", f"--Call--\n[0.0] > {here}(2)helper()", "[0.0] v = 3\n", "[0.0] <class 'int'>\n",
+        f"--Return--\n[0.0] > {here}(4)helper()->8\n", "[0.0] 8\n", f"Breakpoint 1 at {here}:2\n",
+        f"Deleted breakpoint 1 at {here}:2\n", f"> {here}(3)helper()\n", "[0.0]   4  \t    return w * 2\n",
     ):  # fmt: skip
         assert part in text, part
     assert "pdb.py" not in text and "rank 0: 24" in kernel.displays()[-1]["text/plain"]
@@ -221,6 +204,7 @@ def test_q_ends_the_op_and_not_the_mesh(kernel: Kernel) -> None:
 
 
 def test_detached_ranks_are_kept_until_mesh_debug_and_the_cell_can_be_run_again(kernel: Kernel) -> None:
+    kernel.run("%%mesh -q\none + 1")  # known, so that the one below waits for nothing
     kernel.run("%%spmd -q --ranks 1\nkept = 1\nbreakpoint()\nkept += 1\nkept", answer=Typed("n", "detach"))
     waits = "rank 1 waits in the debugger at In["
     assert waits in kernel.text() and "what this cell shows comes when it goes on" in kernel.text()
@@ -233,6 +217,32 @@ def test_detached_ranks_are_kept_until_mesh_debug_and_the_cell_can_be_run_again(
     assert "[0.1] 2\n" in kernel.text()
     assert kernel.run("%%mesh -q\nassert ml.inspect(z).tolist() == [2.0, 2.0]") == "ok", kernel.errors()
     assert kernel.run("%mesh debug") == "error" and "no rank waits in a debugger" in error(kernel)
+
+
+def test_a_cell_is_run_again_while_its_rank_is_paused(kernel: Kernel) -> None:
+    cell = "%%spmd -q --ranks 1\nagain = globals().get('again', 0)\nbreakpoint()\nagain += 1\nagain"
+    assert kernel.run(cell, answer=Typed("detach")) == "ok", kernel.errors()
+    assert kernel.run("%mesh stacks --ranks 1") == "ok" and "pdb" not in kernel.text()
+    assert "line 4" in kernel.text() and "again += 1" in kernel.text()
+    assert kernel.run(cell) == "ok", kernel.errors()  # asks nothing, and does not wait
+    assert "rank 1 waits in the debugger at In[" in kernel.text()
+    typed = Typed("p again", "c", "p again", "c")  # the second run stops once the first has ended
+    assert kernel.run("%mesh debug", answer=typed) == "ok", kernel.errors()
+    text = kernel.text()
+    assert text.startswith("rank 1 stopped at In[") and text.index("[0.1] 0\n") < text.index("[0.1] 1\n")
+    assert typed.lines == [] and kernel.run("%%spmd -q --ranks 1\nagain") == "ok"
+    assert kernel.displays()[-1]["text/plain"] == "rank 1: 2"
+
+
+def test_breakpoints_hold_in_files_and_in_new_processes(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "broken_into.py").write_text("def work(n):\n    inner = n * 2\n    return inner + 1\n")
+    body = f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport broken_into\nbroken_into.work(4)"
+    assert kernel.run(f"%mesh break {tmp_path / 'broken_into.py'}:3 if inner==8 --ranks 1") == "ok", kernel.errors()
+    for _ in range(2):
+        typed = Typed("p inner", "ll", "c")
+        assert kernel.run(f"%%spmd -q\n{body}", answer=typed) == "ok", kernel.errors()
+        assert typed.lines == [] and "[0.1] 8\n" in kernel.text() and "  3  ->\t    return inner" in kernel.text()
+        assert kernel.run("%mesh restart --ranks 1") == "ok", kernel.errors()
 
 
 def test_a_post_mortem_goes_two_frames_up(kernel: Kernel) -> None:
@@ -286,6 +296,17 @@ def test_an_spmd_cell_is_stepped_from_its_first_line_and_looked_at_where_it_fail
     text = kernel.text()
     assert "stopped at In[" in text and "]:2: x = 1 (--debug)" in text and "]:3: y = x / 0 (after Zero" in text
     assert "[0.0] 1\n" in text and "ZeroDivisionError" in error(kernel)
+
+
+def test_an_await_is_stepped_over(kernel: Kernel) -> None:
+    body = (
+        "import asyncio\nasync def co():\n    v = 1\n    breakpoint()\n    await asyncio.sleep(0.01)\n    v += 1\n"
+        "    return v\nawait co()"
+    )
+    typed = Typed("n", "n", "p v * 10", "c")
+    assert kernel.run(f"%%spmd -q --ranks 1\n{body}", answer=typed) == "ok", kernel.errors()
+    assert "(7)co()\n[0.1] -> v += 1" in kernel.text() and "[0.1] 20\n" in kernel.text()
+    assert "rank 1: 2" in kernel.displays()[-1]["text/plain"]
 
 
 def test_two_threads_of_one_rank_have_names_of_their_own(kernel: Kernel) -> None:
