@@ -83,6 +83,11 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
             "restart, logs, push, pull, stacks, memory, ranks, config, debug, pm, break, debugpy, sync, kill",
         ),
+        (
+            "%mesh heal",
+            "UsageValueError: %mesh heal is not there yet: %mesh restart --ranks R gives ranks that are dead or stuck "
+            "other processes",
+        ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
         ("%mesh start --hosts -1", "UsageValueError: %mesh start: --hosts: must be at least 1, not -1"),
