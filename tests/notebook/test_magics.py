@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.session.found import FoundMesh
 from monarch_lab.transport import platform
 from monarch_lab.wire.record import MeshRecord, PidRecord
@@ -166,7 +167,7 @@ def test_interrupt_goes_to_the_workers(started: Shell) -> None:
     assert started.mesh().client.log == ["interrupt"]
 
 
-@pytest.mark.parametrize("name", ["start", "status", "stop", "list", "use", "interrupt"])
+@pytest.mark.parametrize("name", SUB_COMMANDS)
 def test_each_sub_command_has_help(shell: Shell, name: str) -> None:
     assert shell.run(f"%mesh {name} --help").success
     assert shell.text.startswith(f"usage: %mesh {name}")
@@ -243,12 +244,6 @@ def test_an_spmd_cell_tells_its_options(shell: Shell) -> None:
 def test_an_spmd_cell_without_a_mesh_says_there_is_none(shell: Shell) -> None:
     assert not shell.run("%%spmd\nrank").success
     assert shell.text == "UsageValueError: No mesh is running: type %mesh start\n"
-
-
-@pytest.mark.parametrize("name", ["push", "pull"])
-def test_what_carries_values_tells_its_options(shell: Shell, name: str) -> None:
-    assert shell.run(f"%mesh {name} --help").success
-    assert shell.text.startswith(f"usage: %mesh {name} ") and "--mesh MESH" in shell.text
 
 
 @pytest.mark.parametrize(
