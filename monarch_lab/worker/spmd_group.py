@@ -134,7 +134,11 @@ class SpmdGroup:
     def _install(self) -> None:
         known = self._known
 
-        class ProcessGroupGloo(_Gloo):  # type: ignore[misc, valid-type]
+        class Meta(type(_Gloo)):  # type: ignore[misc]
+            def __instancecheck__(cls, found: object) -> bool:
+                return isinstance(found, _Gloo)  # torch asks it of groups that were made elsewhere
+
+        class ProcessGroupGloo(_Gloo, metaclass=Meta):  # type: ignore[misc, valid-type]
             """Notes the sockets of a group, for ``sever``."""
 
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -146,7 +150,7 @@ class SpmdGroup:
         c10d.default_pg_timeout = _TIMEOUT  # of the groups that users make
         if c10d.default_pg_nccl_timeout is not None:
             c10d.default_pg_nccl_timeout = _TIMEOUT
-        c10d.ProcessGroupGloo = ProcessGroupGloo
+        dist.ProcessGroupGloo = c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group
         dist.new_group = c10d.new_group = self._new_group
         dist.destroy_process_group = c10d.destroy_process_group = self._destroy_process_group

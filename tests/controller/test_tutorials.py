@@ -175,6 +175,20 @@ else:
 layers[rank].weight.grad is not None, len(losses) == 2 * rank
 """
 
+RPC = """
+import os, shutil, tempfile
+import torch.distributed.rpc as rpc
+folder = [tempfile.mkdtemp() if rank == 0 else None]
+dist.broadcast_object_list(folder)
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder[0]}/store")
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
+far = rpc.rpc_sync(f"worker{1 - rank}", torch.add, args=(torch.ones(2), 1))
+rpc.shutdown()
+dist.barrier()
+if rank == 0: shutil.rmtree(folder[0])
+far.tolist()
+"""
+
 BY_HAND = """
 from math import ceil
 def average_gradients(model):
@@ -209,9 +223,10 @@ run(dist.get_rank(), dist.get_world_size())
         (FSDP, "((4, 8), True)"),
         (TENSOR_PARALLEL, "((8, 2), True, (4, 4))"),
         (PIPELINE, "(True, True)"),
+        (RPC, "[2.0, 2.0]"),
         (BY_HAND, "2.0"),
     ],
-    ids=["ddp", "trainer", "fsdp", "tensor_parallel", "pipeline", "by_hand"],
+    ids=["ddp", "trainer", "fsdp", "tensor_parallel", "pipeline", "rpc", "by_hand"],
 )
 def test_a_tutorial_runs_as_it_stands(mesh: Any, script: str, told: str) -> None:
     for _ in range(3):  # cells are run again
