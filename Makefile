@@ -19,7 +19,7 @@ PANEL_SOURCES := $(wildcard labextension/src/*.ts labextension/style/*) labexten
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: demo lab env test test-slow soak netlab bench bench-peers lint build clean
+.PHONY: demo lab env test test-engine test-rest test-slow soak netlab bench bench-peers lint build clean
 
 demo: $(VENV)/.stamp-user
 	$(BIN)/python notebooks/run.py notebooks/01_first_mesh.ipynb
@@ -29,10 +29,20 @@ lab: $(VENV)/.stamp-user
 
 env: $(VENV)/.stamp-dev
 
+# Two halves beside one another: much of either is waiting. With ARGS, which may name tests, one after the other.
 test: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "not slow and not soak and not netlab" --ignore=tests/browser $(ARGS)
+	@$(if $(ARGS),$(MAKE) test-engine test-rest,$(MAKE) -j2 --output-sync=target test-engine test-rest)
+
+FAST := not slow and not soak and not netlab
+ENGINE := tests/controller tests/conformance tests/worker
+
+test-engine: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "$(FAST)" $(ENGINE) $(ARGS)
+
+test-rest: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "$(FAST)" tests $(ENGINE:%=--ignore=%) --ignore=tests/browser $(ARGS)
 	@# Playwright keeps an event loop running on the main thread, where other tests start theirs.
-	$(BIN)/python -m pytest -m "not slow and not soak" tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "$(FAST)" tests/browser $(ARGS)
 
 # What takes long and seldom breaks alone. Part of make soak.
 test-slow: $(VENV)/.stamp-dev

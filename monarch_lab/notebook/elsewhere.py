@@ -1,4 +1,5 @@
-"""Magics of ipyparallel and nbdistributed, typed here: each answers with the line that does it.
+"""Magics of ipyparallel and nbdistributed, typed here, and those of ours still to come: each answers with the line that
+does it.
 
 A name that another extension has registered stays its own. Runs on: the main thread.
 """
@@ -35,6 +36,15 @@ _TABLE: dict[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
     "dist_init": (("line",), _init),
     "dist_status": (("line",), lambda line: "%mesh status"),
     "dist_shutdown": (("line",), lambda line: "%mesh stop"),
+}
+
+
+# Sub-commands of %mesh that are not there yet, and what does it until then.
+NOT_YET = {
+    "attach": "a mesh ends with the notebook that has started it; %mesh start starts one here",
+    "checkpoint": "torch.save in a %%spmd cell writes a rank's values, ml.fetch_shard brings them to the notebook",
+    "heal": "%mesh restart --ranks R gives ranks that are dead or stuck other processes",
+    "trace": "ml.timer takes times on the workers, %mesh stacks shows what they do now",
 }
 
 

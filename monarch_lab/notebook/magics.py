@@ -21,6 +21,7 @@ from monarch_lab.arguments import HELP, Parser, assignment, count, lines_number,
 from monarch_lab.errors import UsageValueError
 from monarch_lab.notebook import debugging, inspecting, sending, status, syncing, tracebacks
 from monarch_lab.notebook.cell import cell_parser
+from monarch_lab.notebook.elsewhere import NOT_YET
 from monarch_lab.notebook.meshes import DEFAULT_NAME, NONE_RUNS, Meshes, workers
 from monarch_lab.notebook.names import cell_number, readable
 from monarch_lab.notebook.progress import StartProgress
@@ -135,6 +136,8 @@ class MeshMagics(Magics):
             words.insert(0, "status")
             name = "status"
         command = SUB_COMMANDS.get(name)
+        if command is None and name in NOT_YET:
+            raise UsageValueError(f"%mesh {name} is not there yet: {NOT_YET[name]}")
         if command is None:
             raise UsageValueError(f"%mesh: unknown sub-command {name!r}{suggestion(name, SUB_COMMANDS)}")
         parser = command.parser()

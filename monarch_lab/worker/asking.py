@@ -1,4 +1,4 @@
-"""``input()`` and ``getpass.getpass()`` on a worker: the prompt is shown in the notebook cell, with the rank.
+"""``input()``, ``getpass.getpass()`` and ``sys.stdin`` on a worker: the notebook cell asks for a line, with the rank.
 
 A worker has no terminal, and its own standard input is empty. Runs on: any thread of the worker, which waits without a
 time-out while the user thinks; ``reply`` on the reader thread.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import builtins
 import getpass
+import io
 import itertools
+import os
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -26,10 +29,13 @@ class Asking:
         self._before_prompt = before_prompt
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[InputReply]] = {}
+        self._pid = 0
 
     def install(self) -> None:
+        self._pid = os.getpid()
         builtins.input = self._input
         getpass.getpass = self._getpass
+        sys.stdin = Stdin(lambda: self._ask("sys.stdin", "", hidden=False))
 
     def reply(self, message: InputReply) -> None:
         waiting = self._waiting.get(message.number)
@@ -49,6 +55,10 @@ class Asking:
 
     def _ask(self, name: str, prompt: str, *, hidden: bool) -> str:
         __tracebackhide__ = True
+        if os.getpid() != self._pid:
+            raise StdinNotImplementedError(
+                f"{name}: a process that a worker has started cannot ask: ask before it starts"
+            )
         number = next(self._numbers)
         replies = self._waiting[number] = queue.SimpleQueue()
         try:
@@ -64,6 +74,37 @@ class Asking:
         if reply.line is None:
             raise EOFError(f"{name}: end of input")
         return reply.line
+
+
+class Stdin(io.TextIOBase):
+    """``ask()`` gives a line without its end, and raises EOFError where there is none."""
+
+    encoding = "utf-8"
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask = ask
+        self._rest = ""  # of a line of which a part was asked for
+
+    def readable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 0  # what a child process has, which is empty
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        __tracebackhide__ = True
+        try:
+            line = self._rest or self._ask() + "\n"
+        except EOFError:
+            return ""
+        count = len(line) if size is None or size < 0 else size
+        self._rest = line[count:]
+        return line[:count]
+
+    def read(self, size: int | None = -1, /) -> str:
+        """To the end of input, or a part of the next line."""
+        __tracebackhide__ = True
+        return "".join(self) if size is None or size < 0 else self.readline(size)
 
 
 def _wait(replies: queue.SimpleQueue[InputReply]) -> InputReply:

@@ -15,6 +15,7 @@ import functools
 import inspect
 import os
 import socket
+import sys
 import time
 from typing import Any
 
@@ -37,6 +38,7 @@ _Gloo = dist.ProcessGroupGloo
 _init_process_group = dist.init_process_group
 _new_group = dist.new_group
 _NEW_GROUP = inspect.signature(_new_group)
+_destroy_process_group = dist.destroy_process_group
 
 
 def _groups() -> list[tuple[Any, str]]:
@@ -52,6 +54,7 @@ class SpmdGroup:
         self._joined = 0  # how often the user's own init_process_group formed it under this number
         self._known: dict[int, tuple[int, int]] = {}  # sockets of gloo groups
         self._meeting = Meeting(spec)
+        self._destroyed: list[Any] = []
         self.formed_ns = 0
         self.timeouts: dict[str, float] = {}  # seconds, by name, of the groups that the user made with one
 
@@ -112,6 +115,8 @@ class SpmdGroup:
     def begin(self) -> None:
         """A cell begins: a wait that was ended is the last one's."""
         self._meeting.is_ended = False
+        unused = 3  # references: the list's, the loop's, the call's
+        self._destroyed = [group for group in self._destroyed if sys.getrefcount(group) > unused]
 
     def sever(self) -> None:
         """Shut the connections of every group: who waits in a collective gets an error. They are of no use after."""
@@ -133,7 +138,11 @@ class SpmdGroup:
     def _install(self) -> None:
         known = self._known
 
-        class ProcessGroupGloo(_Gloo):  # type: ignore[misc, valid-type]
+        class Meta(type(_Gloo)):  # type: ignore[misc]
+            def __instancecheck__(cls, found: object) -> bool:
+                return isinstance(found, _Gloo)  # torch asks it of groups that were made elsewhere
+
+        class ProcessGroupGloo(_Gloo, metaclass=Meta):  # type: ignore[misc, valid-type]
             """Notes the sockets of a group, for ``sever``."""
 
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -145,9 +154,18 @@ class SpmdGroup:
         c10d.default_pg_timeout = _TIMEOUT  # of the groups that users make
         if c10d.default_pg_nccl_timeout is not None:
             c10d.default_pg_nccl_timeout = _TIMEOUT
-        c10d.ProcessGroupGloo = ProcessGroupGloo
+        dist.ProcessGroupGloo = c10d.ProcessGroupGloo = ProcessGroupGloo
         dist.init_process_group = c10d.init_process_group = self._init_process_group
         dist.new_group = c10d.new_group = self._new_group
+        dist.destroy_process_group = c10d.destroy_process_group = self._destroy_process_group
+
+    @functools.wraps(_destroy_process_group)
+    def _destroy_process_group(self, group: Any = None) -> None:
+        """torch's. A DDP module holds its group to its own end: were it the last to, torch would join gloo's threads
+        with Python's lock held, for which they may wait. Ours are let go without that lock."""
+        __tracebackhide__ = True
+        self._destroyed += [found for found, _ in _groups() if all(found is not other for other in self._destroyed)]
+        _destroy_process_group(group)
 
     @functools.wraps(_new_group)
     def _new_group(self, *args: Any, **kwargs: Any) -> Any:

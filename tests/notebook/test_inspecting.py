@@ -70,8 +70,7 @@ def test_settings_say_where_they_come_from(shell: Shell, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["stacks", "memory", "ranks", "config", "interrupt"])
-def test_each_has_help_and_completion(started: Shell, name: str) -> None:
-    assert started.run(f"%mesh {name} --help").success and started.text.startswith(f"usage: %mesh {name}")
+def test_each_is_completed_and_guessed(started: Shell, name: str) -> None:
     with provisionalcompleter():
         found = {c.text for c in started.ip.Completer.completions(f"%mesh {name} ", len(f"%mesh {name} "))}
     assert "--help" in found and ("mesh" in found) == (name != "config")

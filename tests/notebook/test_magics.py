@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from monarch_lab.notebook import debugging
+from monarch_lab.notebook.magics import SUB_COMMANDS
 from monarch_lab.session.found import FoundMesh
 from monarch_lab.transport import platform
 from monarch_lab.wire.record import MeshRecord, PidRecord
@@ -85,6 +86,11 @@ def test_a_start_after_a_death_says_so_and_starts_afresh(started: Shell) -> None
             "%mesh xyz",
             "UsageValueError: %mesh: unknown sub-command 'xyz'; there is start, status, stop, list, use, interrupt, "
             "restart, logs, push, pull, stacks, memory, ranks, config, debug, pm, break, debugpy, sync, kill",
+        ),
+        (
+            "%mesh heal",
+            "UsageValueError: %mesh heal is not there yet: %mesh restart --ranks R gives ranks that are dead or stuck "
+            "other processes",
         ),
         ("%mesh start --hots 2", "UsageValueError: %mesh start: unknown option '--hots'; did you mean --hosts?"),
         ("%mesh start --per-host 0", "UsageValueError: %mesh start: --per-host/-n: must be at least 1, not 0"),
@@ -187,7 +193,7 @@ def test_debugpy_prints_where_to_connect_and_an_entry_for_vs_code(
     assert len(started.text.splitlines()) == 1 and "--ranks" in started.text
 
 
-@pytest.mark.parametrize("name", ["start", "status", "stop", "list", "use", "interrupt"])
+@pytest.mark.parametrize("name", SUB_COMMANDS)
 def test_each_sub_command_has_help(shell: Shell, name: str) -> None:
     assert shell.run(f"%mesh {name} --help").success
     assert shell.text.startswith(f"usage: %mesh {name}")
@@ -264,12 +270,6 @@ def test_an_spmd_cell_tells_its_options(shell: Shell) -> None:
 def test_an_spmd_cell_without_a_mesh_says_there_is_none(shell: Shell) -> None:
     assert not shell.run("%%spmd\nrank").success
     assert shell.text == "UsageValueError: No mesh is running: type %mesh start\n"
-
-
-@pytest.mark.parametrize("name", ["push", "pull"])
-def test_what_carries_values_tells_its_options(shell: Shell, name: str) -> None:
-    assert shell.run(f"%mesh {name} --help").success
-    assert shell.text.startswith(f"usage: %mesh {name} ") and "--mesh MESH" in shell.text
 
 
 @pytest.mark.parametrize(

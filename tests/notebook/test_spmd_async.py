@@ -59,6 +59,31 @@ def test_the_next_cell_waits_its_turn_and_sees_what_it_did(kernel: Kernel, gate:
     assert kernel.run("print(ml.fetch_all(lifted)[0, :, 0].tolist())") == "ok" and kernel.text() == "[1.0, 2.0]\n"
 
 
+def test_several_wait_in_a_queue_and_not_where_one_before_them_fails(kernel: Kernel, gate: Callable[[], None]) -> None:
+    assert kernel.run(f"%%spmd -q -a -o first\n{WAIT}steps = [1]\nsteps") == "ok"
+    assert kernel.run("%%spmd -q -a -o second\nsteps.append(2)\nsteps") == "ok"
+    assert kernel.run("%%spmd -q -a -o third --out lifted\nlifted = torch.ones(len(steps))") == "ok"
+    assert kernel.run("print(first, second, third, sep='\\n')") == "ok"
+    assert [line.split(": ")[1] for line in kernel.text().splitlines()] == ["running>", "queued>", "queued>"]
+    gate()
+    assert kernel.run("%%spmd -q -t 0\nsteps, len(lifted)") == "ok", error(kernel)
+    assert kernel.displays()[-1]["text/plain"] == "rank 0: ([1, 2], 2)"
+    assert kernel.run("print(first.result()[1], second.result()[1], third.result(), lifted.shape)") == "ok"
+    assert kernel.text() == "[1] [1, 2] {} torch.Size([2])\n"
+
+
+def test_what_is_queued_behind_a_failure_does_not_run_and_says_so(kernel: Kernel, gate: Callable[[], None]) -> None:
+    assert kernel.run(f"%%spmd -q -a -o first\n{WAIT}1 / 0") == "ok"
+    cell = kernel.start("%%spmd -q -a -o second\nnever = 1")
+    assert kernel.wait() == "ok"
+    gate()
+    kernel.wait_for(lambda: any("did not run" in text for text in of(kernel, cell)))
+    assert kernel.run("%%mesh -q\n1") == "error" and "ZeroDivisionError" in error(kernel)
+    assert kernel.run("second.result()") == "error"
+    assert "this %%spmd cell did not run: the one before it failed (ZeroDivisionError" in error(kernel)
+    assert kernel.run("%%spmd -q\nassert 'never' not in globals()") == "ok", error(kernel)
+
+
 def test_its_error_is_shown_in_it_and_raised_at_the_next_wait_once(kernel: Kernel, gate: Callable[[], None]) -> None:
     cell = kernel.start(f"%%spmd -q --async\n{WAIT}if rank: 1 / 0\ndist.barrier()")
     assert kernel.wait() == "ok"

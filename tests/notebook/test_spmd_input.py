@@ -83,6 +83,42 @@ def test_a_front_end_without_input_fails_at_once_and_says_so(kernel: Kernel) -> 
     assert kernel.run(caught, allow_stdin=False) == "ok" and shown(kernel) == ["ranks 0, 1: 'a default'"]
 
 
+def test_standard_input_is_asked_for_line_by_line(kernel: Kernel) -> None:
+    lines = iter(["one", "two", "three", "four", "\x04"])
+    body = "import sys\nlong = sys.stdin.readline(2)\nlong += sys.stdin.readline()\n"
+    body += "first = next(sys.stdin)\nrest = sys.stdin.readlines()\nlong, first, rest, sys.stdin.isatty()"
+    asked: list[str] = []
+
+    def answer(prompt: str) -> str:
+        asked.append(prompt)
+        return next(lines)
+
+    assert kernel.run(f"%%spmd[1] -q\n{body}", answer=answer) == "ok", error(kernel)
+    assert asked == ["[0.1] "] * 5
+    assert shown(kernel) == [r"rank 1: ('one\n', 'two\n', ['three\n', 'four\n'], False)"]
+    assert kernel.run("%%spmd[1]\nsys.stdin.read()", allow_stdin=False) == "error"
+    assert "StdinNotImplementedError: sys.stdin: this front end cannot ask for input" in error(kernel)
+
+
+def test_a_process_that_a_worker_forks_cannot_ask_and_says_so(kernel: Kernel) -> None:
+    body = """
+import multiprocessing
+def ask(found):
+    try:
+        input('name? ')
+    except NotImplementedError as e:
+        found.put(str(e))
+context = multiprocessing.get_context('fork')
+found = context.SimpleQueue()
+child = context.Process(target=ask, args=[found])
+child.start()
+said = found.get()
+child.join()
+said"""
+    assert kernel.run(f"%%spmd -q{body}") == "ok", error(kernel)
+    assert "input(): a process that a worker has started cannot ask: ask before it starts" in shown(kernel)[0]
+
+
 IN_A_THREAD = """import threading
 heard = []
 def ask():
@@ -126,6 +162,7 @@ def test_nobody_is_freed_while_another_rank_is_asked(kernel: Kernel) -> None:
 
 def test_a_worker_that_dies_at_its_prompt_ends_it(kernel: Kernel) -> None:
     def die(prompt: str) -> str:
+        kernel.wait_for(kernel.text)  # the prompt came by another channel
         os.kill(int(kernel.text().split()[-1]), signal.SIGKILL)
         kernel.wait_for(lambda: "its prompt ended" in kernel.text())
         return "stale"

@@ -18,7 +18,9 @@ SETUP = """
 %load_ext monarch_lab
 %colors nocolor
 %mesh start --cpu
-import torch, monarch_lab as ml
+import torch, threading, monarch_lab as ml
+raised = []
+threading.excepthook = raised.append
 """
 
 
@@ -27,6 +29,7 @@ def running() -> Iterator[Kernel]:
     with Kernel(cwd=ROOT) as kernel:
         assert kernel.run(SETUP) == "ok", kernel.errors()
         yield kernel
+        assert kernel.run("assert raised == [], raised") == "ok", kernel.errors()
 
 
 def check_whole(kernel: Kernel) -> None:
@@ -118,6 +121,27 @@ def test_children_of_an_interrupted_cell_are_gone_and_others_are_not(running: Ke
     assert running.displays()[-1]["text/plain"] == "ranks 0, 1: [None, None, -2, None, -9]"
     assert running.run("%%spmd -q\nolder.kill(), r.kill()\nolder.wait(), r.wait();") == "ok", running.errors()
     check_whole(running)
+
+
+def test_what_an_interrupted_cell_held_is_freed(running: Kernel) -> None:
+    body = """%%spmd -q
+import weakref
+def work():
+    large = torch.ones(1000)
+    global gone
+    gone = weakref.ref(large)
+    print('waiting', flush=True)
+    while True: large.sum()
+work()"""
+    pressed: list[None] = []
+
+    def press() -> None:
+        if not pressed and "waiting" in running.text():
+            pressed.append(running.interrupt())
+
+    assert running.run(body, during=press) == "error" and running.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert running.run("%%spmd -q\ngone() is None") == "ok", running.errors()
+    assert running.displays()[-1]["text/plain"] == "ranks 0, 1: True"
 
 
 # A lock taken twice: no signal ends the wait. PyDLL: with Python's own lock held, so that no thread there answers.
