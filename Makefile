@@ -19,7 +19,7 @@ PANEL_SOURCES := $(wildcard labextension/src/*.ts labextension/style/*) labexten
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DELETE_ON_ERROR:
-.PHONY: demo lab env test test-engine test-rest test-slow soak netlab bench bench-peers lint build clean
+.PHONY: demo lab env test test-all test-front test-back test-slow soak netlab bench bench-peers lint build clean
 
 demo: $(VENV)/.stamp-user
 	$(BIN)/python notebooks/run.py notebooks/01_first_mesh.ipynb
@@ -29,20 +29,23 @@ lab: $(VENV)/.stamp-user
 
 env: $(VENV)/.stamp-dev
 
-# Two halves beside one another: much of either is waiting. With ARGS, which may name tests, one after the other.
+# Two halves beside one another: much of either is waiting. With ARGS, which may name tests, all in one.
 test: $(VENV)/.stamp-dev
-	@$(if $(ARGS),$(MAKE) test-engine test-rest,$(MAKE) -j2 --output-sync=target test-engine test-rest)
+	@$(if $(ARGS),$(MAKE) test-all,$(MAKE) -j2 --output-sync=target test-front test-back)
 
 FAST := not slow and not soak and not netlab
-ENGINE := tests/controller tests/conformance tests/worker
+FRONT := tests/notebook tests/notebooks tests/end_to_end tests/cli
 
-test-engine: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "$(FAST)" $(ENGINE) $(ARGS)
+test-all: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "$(FAST)" --ignore=tests/browser $(ARGS)
 
-test-rest: $(VENV)/.stamp-dev
-	$(BIN)/python -m pytest -m "$(FAST)" tests $(ENGINE:%=--ignore=%) --ignore=tests/browser $(ARGS)
+test-front: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "$(FAST)" $(FRONT)
 	@# Playwright keeps an event loop running on the main thread, where other tests start theirs.
-	$(BIN)/python -m pytest -m "$(FAST)" tests/browser $(ARGS)
+	$(BIN)/python -m pytest -m "$(FAST)" tests/browser
+
+test-back: $(VENV)/.stamp-dev
+	$(BIN)/python -m pytest -m "$(FAST)" tests $(FRONT:%=--ignore=%) --ignore=tests/browser
 
 # What takes long and seldom breaks alone. Part of make soak.
 test-slow: $(VENV)/.stamp-dev
