@@ -38,6 +38,7 @@ class Kernel:
             self.manager.kernel_spec.argv[0] = str(python)
         self.seen: list[Message] = []
         self.reply: Message | None = None
+        self.question: Message | None = None  # the last prompt
         self._env, self._cwd = env, cwd
         self._cell = ""
 
@@ -116,7 +117,8 @@ class Kernel:
             if not self.manager.is_alive():
                 raise RuntimeError(f"the kernel died while a test waited for {what}")
             with contextlib.suppress(queue.Empty):
-                prompt = self.client.get_stdin_msg(timeout=0)["content"]["prompt"]
+                self.question = self.client.get_stdin_msg(timeout=0)
+                prompt = self.question["content"]["prompt"]
                 if answer is None:
                     raise AssertionError(f"the cell asked {prompt!r} and the test gave no answer=")
                 self.client.input(answer(prompt))

@@ -64,9 +64,11 @@ class Compiled:
             return self._fn(*args, **kwargs)
         self._refuse_grad(view)
         key = self._key(view, client)
-        if why := _SET if client.breakpoints.all else self._stopping.get(key, ""):
-            self._tell(client, why)
-            return self._fn(*args, **kwargs)
+        if client.breakpoints.all or self._stopping:  # to hash the key once more costs
+            why = _SET if client.breakpoints.all else self._stopping.get(key)
+            if why is not None:
+                self._tell(client, why)
+                return self._fn(*args, **kwargs)
         recordings = self._recordings.get(key, ())
         for recording in recordings:
             found = recording.fitting(view.tensors)

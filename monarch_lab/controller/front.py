@@ -70,7 +70,7 @@ class Front(Protocol):
 
 
 class TerminalFront:
-    """Prints to this process's own streams and declines debuggers; asks in a terminal: what scripts and tests get."""
+    """Prints to this process's own streams, and asks where these are a terminal: what scripts and tests get."""
 
     def output(self, cell: int, rank: int, label: str, stream: str, text: str) -> None:
         target = sys.stderr if stream == "stderr" else sys.stdout
@@ -84,7 +84,14 @@ class TerminalFront:
         """Only cells have limits, and a script has no cells."""
 
     def ask(self, prompt: DebugPrompt) -> str | None:
-        return None
+        if not _is_terminal():
+            return None
+        for line in prompt.text.splitlines():
+            print(f"[{prompt.label}] {line}")
+        try:
+            return input(f"[{prompt.label}] {prompt.prompt}")
+        except EOFError:
+            return None
 
     def tell(self, text: str) -> None:
         print(text, flush=True)
@@ -105,10 +112,14 @@ class TerminalFront:
             sys.stdout.flush()
 
     def ask_input(self, prompt: InputPrompt) -> str | None:
-        if not sys.stdin or not sys.stdin.isatty():
+        if not _is_terminal():
             raise NobodyToAskError("the program that drives the mesh has no terminal to ask in")
         question = f"[{prompt.label}] {prompt.prompt}"
         return getpass.getpass(question) if prompt.hidden else input(question)
+
+
+def _is_terminal() -> bool:
+    return bool(sys.stdin) and sys.stdin.isatty()
 
 
 def _labelled(label: str, line: str) -> str:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import builtins
 import getpass
 import sys
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 # Between two looks at whether the worker still lives.
 LOOK_MS = 50
+# Questions that are over: JupyterLab leaves the box of one that was interrupted on the page.
+_ended: deque[str] = deque(maxlen=1000)
 END_OF_INPUT = "\x04"  # what Jupyter sends for Ctrl-D
 
 
@@ -39,10 +42,13 @@ def ask(shell: Any, question: str, alive: Callable[[], bool], *, password: bool 
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        _request(kernel, question, password)
+        request = _request(kernel, question, password)
     except AttributeError:  # another ipykernel: its own input() cannot end when the worker does, but asks
         return _ask_builtin(question, password)
-    answer = _await_reply(kernel, alive)
+    try:
+        answer = _await_reply(kernel, alive)
+    finally:
+        _ended.append(request)
     if answer == END_OF_INPUT:
         raise EOFError
     return answer
@@ -52,8 +58,8 @@ def _ask_builtin(question: str, password: bool) -> str:
     return getpass.getpass(question) if password else builtins.input(question)
 
 
-def _request(kernel: Any, question: str, password: bool) -> None:
-    """What ipykernel's input() does before it waits."""
+def _request(kernel: Any, question: str, password: bool) -> str:
+    """What ipykernel's input() does before it waits; the message's id."""
     import zmq
 
     ident = kernel._get_shell_context_var(kernel._shell_parent_ident)  # noqa: SLF001
@@ -63,7 +69,9 @@ def _request(kernel: Any, question: str, password: bool) -> None:
         except zmq.Again:
             break
     content = {"prompt": question, "password": password}
-    kernel.session.send(kernel.stdin_socket, "input_request", content, kernel.get_parent("shell"), ident=ident)
+    parent = kernel.get_parent("shell")
+    sent = kernel.session.send(kernel.stdin_socket, "input_request", content, parent, ident=ident)
+    return str(sent["header"]["msg_id"])
 
 
 def _await_reply(kernel: Any, alive: Callable[[], bool]) -> str:
@@ -74,6 +82,6 @@ def _await_reply(kernel: Any, alive: Callable[[], bool]) -> str:
     while alive():
         if poller.poll(LOOK_MS):
             _, reply = kernel.session.recv(kernel.stdin_socket)
-            if reply is not None:
+            if reply is not None and reply["parent_header"].get("msg_id") not in _ended:
                 return str(reply["content"]["value"])
     raise WorkerGoneError

@@ -106,9 +106,9 @@ class Block:
         bundle = {"text/plain": text}
         if len(text) <= _MOST_HTML:
             bundle["text/html"] = html(rows, labels)
-        is_first = not self._display_id
-        self._display_id = self._display_id or DISPLAY_ID + uuid.uuid4().hex
-        self._place.show(bundle, self._display_id, update=not is_first)
+        ident = self._display_id or DISPLAY_ID + uuid.uuid4().hex
+        self._place.show(bundle, ident, update=self.has_begun)
+        self._display_id = ident  # not before it is shown: what is to stand below it may come now, on another thread
         self._shown = text
 
     def _screen(self, rank: int, label: str) -> Screen:

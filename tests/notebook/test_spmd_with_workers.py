@@ -143,7 +143,7 @@ def test_an_error_shows_the_cells_lines_and_no_frame_of_ours(kernel: Kernel) -> 
     assert (
         kernel.run("import sys\ne = sys.last_value\nprint(sorted(e.by_rank), e.by_rank[1].type_name, e.line)") == "ok"
     )
-    assert kernel.text() == "[0, 1] KeyError 4\n"
+    assert kernel.text() in ("[0, 1] KeyError 3\n", "[0, 1] KeyError 4\n")  # of whichever was heard of first
 
 
 def test_a_function_of_an_earlier_cell_shows_its_own_lines_after_it_was_edited(kernel: Kernel) -> None:
@@ -206,7 +206,7 @@ def test_ranks_out_of_step_after_a_failure_have_a_new_group(kernel: Kernel) -> N
 def test_an_interrupt_ends_the_cell_on_all_ranks_and_keeps_variables(kernel: Kernel, body: str) -> None:
     assert value(kernel, "kept = rank\nkept") == "rank 0: 0\nrank 1: 1"
     at: list[float] = []
-    act = when(kernel, "waiting", lambda: (at.append(time.monotonic()), kernel.interrupt()))
+    act = when(kernel, "[0.0-0.1] waiting", lambda: (at.append(time.monotonic()), kernel.interrupt()))
     status = kernel.run(f"%%spmd\nprint('waiting')\n{body}", during=act)  # type: ignore[arg-type]
     assert status == "error" and time.monotonic() - at[0] < 5.5
     assert kernel.errors()[0]["ename"] == "KeyboardInterrupt", traceback(kernel)

@@ -185,6 +185,20 @@ def test_an_interrupt_at_a_breakpoint_ends_the_prompt_and_the_ranks_stay(kernel:
     assert kernel.run("%%mesh -q\nassert ml.inspect(z).tolist() == [0.0, 0.0]") == "ok", kernel.errors()
 
 
+def test_what_is_typed_in_a_box_that_is_over_answers_no_other_prompt(kernel: Kernel) -> None:
+    lines, first = iter(["p inside", "p inside + 1", "c all"]), []
+
+    def answer(prompt: str) -> str:
+        first.append(kernel.question)
+        if len(first) > 1:
+            late = kernel.client.session.msg("input_reply", {"status": "ok", "value": "q"}, parent=first[0])
+            kernel.client.stdin_channel.send(late)
+        return next(lines)
+
+    assert kernel.run("%%mesh -q\ny = stop_here(one)", answer=answer) == "ok", kernel.errors()
+    assert len(first) == 3
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -89,8 +89,8 @@ def test_the_debugger_notebook_says_where_it_stopped_where_nobody_can_be_asked()
     code = [c for c in notebook.cells if c.cell_type == "code"]
     texts = ["\n".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in c.outputs) for c in code]
     assert "ranks 0, 1, 2, 3: [nan, nan]" in str(code[1].outputs)
-    assert "rank 2 stopped at In[3]:9 in masked_mean: kept = values[mask]" in texts[3]
-    assert "[0.2]   In[3](16)step()\n[0.2] -> loss = masked_mean(error, x >= 0)" in texts[3]
-    assert "[0.1/pm] > In[8](3)<module>()" in texts[7].split("nobody can be asked")[1]
+    assert "rank 2 stopped at In[2]:9 in masked_mean: kept = values[mask]" in texts[3]
+    assert "[0.2]   In[2](16)step()\n[0.2] -> loss = masked_mean(error, x >= 0)" in texts[3]
+    assert "[0.1/pm] > In[7](3)<module>()" in texts[7].split("nobody can be asked")[1]
     assert "[0.0] slope and offset: [3.0, 1.0]" in texts[8]
     assert [o.ename for c in code for o in c.outputs if o.output_type == "error"] == ["RemoteException"]
