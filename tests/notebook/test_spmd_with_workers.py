@@ -116,6 +116,10 @@ def test_await_works_at_the_top_of_a_cell(kernel: Kernel) -> None:
     assert (
         value(kernel, "import asyncio\nawait asyncio.sleep(0)\nawait asyncio.sleep(0, rank)") == "rank 0: 0\nrank 1: 1"
     )
+    body = "async def later(n):\n    await asyncio.sleep(0)\n    return n\n"
+    body += "task = asyncio.create_task(later(7))\nawait task"
+    assert value(kernel, body) == "ranks 0, 1: 7"  # one loop runs all of a cell
+    assert value(kernel, "asyncio.run(later(8))") == "ranks 0, 1: 8"
 
 
 def test_a_cell_runs_on_chosen_ranks(kernel: Kernel) -> None:
@@ -284,7 +288,7 @@ def test_out_makes_mesh_tensors_and_ragged_ones_are_listed(kernel: Kernel) -> No
     assert kernel.run("%%spmd --out a\na = torch.ones(rank + 1)") == "error"
     assert "a is rank 0: (1,) float32; rank 1: (2,) float32" in traceback(kernel)
     assert kernel.run("%%spmd --out nothing\n1") == "error"
-    assert "ranks 0, 1: not defined" in traceback(kernel)
+    assert "--out nothing: no rank has a variable of that name" in traceback(kernel)
 
 
 def test_push_and_pull_carry_values_between_the_namespaces(kernel: Kernel) -> None:
