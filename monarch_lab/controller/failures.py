@@ -163,7 +163,8 @@ def _class_for(error: BaseException | None) -> type[RemoteException]:
         (c for c in type(error).__mro__ if c.__module__.partition(".")[0] in ("builtins", "torch")),
         Exception,
     )
-    if kind in (Exception, BaseException, object) or not issubclass(kind, Exception):
+    # A SyntaxError is shown by IPython in a way of its own, as if it were the cell's.
+    if kind in (Exception, BaseException, object) or not issubclass(kind, Exception) or issubclass(kind, SyntaxError):
         return RemoteException
     if kind not in _classes:
         try:

@@ -6,6 +6,7 @@ Runs on: the supervisor's I/O thread, but for ``is_debugging``. It fills Pending
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _reports = Decoder(wire.Report)
+_LINE = re.compile(r"(\S+):(\d+) ")  # as failures.place has it
 
 
 class Listener(Outgoing):
@@ -149,7 +151,7 @@ class Listener(Outgoing):
         op, _, _ = self.progress.oldest(process.rank)
         text = process.obituary(f"; it had not reported {op}" if op else "")
         front = self.front or get_default_front()
-        front.output(self.cell, process.rank, process.label, "stderr", f"{text}\n")
+        front.output(self.cell, process.rank, process.label, "stderr", f"{_with_cells(text, front.place)}\n")
 
     def on_beat(self) -> None:
         now = time.monotonic()
@@ -176,7 +178,8 @@ class Listener(Outgoing):
     def _tell_notice(self, notice: Notice) -> None:
         self.note = notice.text
         front = self.front or get_default_front()
-        front.output(self.cell, notice.ranks[0], self.label(notice.ranks[0]), "stderr", f"{notice.text}\n")
+        text = _with_cells(notice.text, front.place)
+        front.output(self.cell, notice.ranks[0], self.label(notice.ranks[0]), "stderr", f"{text}\n")
         if notice.is_stuck and self.settings.controller.fail_on_worker_timeout:
             self._stuck.update(dict.fromkeys(notice.ranks, notice.text))
             for rank in notice.ranks:
@@ -237,3 +240,13 @@ class Listener(Outgoing):
 
     def _reply(self, rank: int, reply: wire.DebugReply | wire.InputReply) -> None:
         self.supervisor.send_control([rank], encode(reply))
+
+
+def _with_cells(text: str, place: Callable[[str], str]) -> str:
+    """Lines of cells by the cell's number: "In[3] line 2: y = x @ w"."""
+
+    def named(found: re.Match[str]) -> str:
+        file, line = found.groups()
+        return found[0] if place(file) == file else f"{place(file)} line {line}: "
+
+    return _LINE.sub(named, text)

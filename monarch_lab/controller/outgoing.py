@@ -369,8 +369,9 @@ class Outgoing:
         ranks: Sequence[int],
         frames: Sequence[bytes | memoryview] = (),
         stream: int = 0,
+        where: Location | None = None,
     ) -> Pending:
-        """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it.
+        """Send an order that each of ``ranks`` answers; ``make(ident)`` builds it. ``where``: None: the caller's line.
 
         A Ctrl-C that comes while it is sent is raised where the answer is waited for: who asked knows then what for.
         """
@@ -385,7 +386,7 @@ class Outgoing:
                     ident = self._last_ident = next(self._idents)
                     order = make(ident)
                     pending = self._pending[ident] = Pending(ranks, self.batch)
-                    self.progress.note_call(ident, here(2), pending)
+                    self.progress.note_call(ident, where or here(2), pending)
                     whole = order if batch is None else wire.Together(batch, order)
                     self.send_definitions()
                     self._send(ranks, self._routed(whole, stream, ranks), frames)

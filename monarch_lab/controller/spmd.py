@@ -14,6 +14,7 @@ from typing import Any
 from monarch_lab.controller.calling import opened
 from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.failures import named
+from monarch_lab.controller.locations import Location
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.spmd_ends import State, Story, late, lifted, note, raise_failure, waited
@@ -104,7 +105,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
             cell.debug,
         )
 
-    pending = client.request(make, asked)
+    pending = client.request(make, asked, where=_first_line(cell))
     try:
         _wait(client, pending, ident, cell, story)
     except DetachedError:
@@ -219,6 +220,14 @@ def _joining(client: Any, state: State, ranks: tuple[int, ...]) -> tuple[int, ..
     state.pids = pids
     state.sequences.clear()
     return tuple(client.all_ranks)
+
+
+def _first_line(cell: SpmdCell) -> Location:
+    """Of its code, for displays of what a rank does."""
+    lines = cell.source.split("\n")
+    blank = next((k for k, line in enumerate(lines) if line.strip()), 0)
+    code = compile("\n" * blank + "pass", cell.filename, "exec")
+    return code, len(code.co_code) - 2  # its last instruction: the first is on no line
 
 
 # --- while it runs

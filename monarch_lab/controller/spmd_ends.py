@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch_lab.controller.spmd import SpmdCell
 
 _CONNECTION_ENDED = {"RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError"}
+_MISSING = "not defined"  # as worker/spmd.py has it
 _STALLED = pickle.dumps(RuntimeError())  # for the class of the exception
 
 
@@ -141,6 +142,8 @@ def lifted(mesh: Any, cell: SpmdCell, ended: dict[int, wire.SpmdEnded], refs: li
         by_rank = {rank: m.outs[k] for rank, m in ended.items()}
         first = by_rank[cell.ranks[0]]
         if isinstance(first, str) or any(meta != first for meta in by_rank.values()):
+            if all(meta == _MISSING for meta in by_rank.values()):
+                raise UsageValueError(f"--out {name}: no rank has a variable of that name when the cell has ended")
             told = {rank: meta if isinstance(meta, str) else _text(meta) for rank, meta in by_rank.items()}
             folded: dict[str, list[int]] = {}
             for rank, text in told.items():

@@ -39,6 +39,7 @@ def parsed(shell: Any, cell: str) -> tuple[str, ast.Module]:
 def _tree(source: str, filename: str) -> ast.Module:
     tree = compile(source, filename, "exec", _FLAGS)
     assert isinstance(tree, ast.Module)
+    compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)  # a return outside a function is found only now
     return tree
 
 

@@ -21,7 +21,7 @@ _GRACE_S = 0.5
 _LOOK_S = 0.02
 
 _running: list[int] = []  # since when each does, in the system's ticks
-_interrupted = -1  # when, last
+_interrupts = 0  # how many there were
 _spared: set[int] = set()
 
 
@@ -33,23 +33,24 @@ def spare(pid: int) -> None:
 @contextlib.contextmanager
 def of_users_code() -> Iterator[None]:
     """Around a function or cell. After an interrupt nothing that it has started and left in the foreground goes on."""
-    since = platform.ticks_now()
+    since, before = platform.ticks_now(), _interrupts
     _running.append(since)
     try:
         yield
     finally:
         _running.remove(since)
-        if _interrupted >= since:
+        if _interrupts != before:
             _end(since)
 
 
 def interrupt(hard: bool) -> None:
     """Ctrl-C to all of them; ``hard``: they have not ended after that."""
-    global _interrupted
-    if not _running:
+    global _interrupts
+    running = _running.copy()  # which another thread may leave
+    if not running:
         return
-    _interrupted = platform.ticks_now()
-    there = _started_since(min(_running))
+    _interrupts += 1
+    there = _started_since(min(running))
     if there:
         _thread.interrupt_main()  # while it waits in os.system, signals to it are dropped
     for pid in there:

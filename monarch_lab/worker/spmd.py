@@ -38,6 +38,7 @@ from monarch_lab.worker.syncing import Modules
 
 _FLAGS = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _OURS = {"rank", "local_rank", "world_size", "device", "mesh_coordinates"}
+_LAST = "_monarch_lab_last"
 _MAX_SHOWN = 20_000  # characters of a value's repr
 
 
@@ -186,18 +187,16 @@ class Spmd:
         payload.remember_sources({order.filename: order.source})
         self._files.add(order.filename)
         tree = ast.parse(order.code or order.source, order.filename)
-        last = tree.body[-1] if tree.body else None
+        _keep_last(tree)
         with self._around_cell(order.ident), self._debugging(order.debug):
             self.shell.begin_cell(order.source)
             try:
-                if isinstance(last, ast.Expr):
-                    self._execute(compile(ast.Module(tree.body[:-1], []), order.filename, "exec", _FLAGS))
-                    value = self._execute(compile(ast.Expression(last.value), order.filename, "eval", _FLAGS))
-                    if value is not None and not order.is_quiet:
-                        return _shown(value), self.shell.bundle(value)
-                else:
-                    self._execute(compile(tree, order.filename, "exec", _FLAGS))
+                self._execute(compile(tree, order.filename, "exec", _FLAGS))
+                value = self.namespace.pop(_LAST, None)
+                if value is not None and not order.is_quiet:
+                    return _shown(value), self.shell.bundle(value)
             finally:
+                self.namespace.pop(_LAST, None)
                 self.shell.end_cell()
                 self._modules.note()
         return None, ""
@@ -300,6 +299,13 @@ class Spmd:
         kept = value.detach().clone()
         self._engine.cells[ref] = kept
         return describe(kept)
+
+
+def _keep_last(tree: ast.Module) -> None:
+    """The last expression's value under ``_LAST``: in one piece with the rest, one event loop runs it all."""
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+        kept = ast.Assign([ast.Name(_LAST, ast.Store())], last.value)
+        tree.body[-1] = ast.fix_missing_locations(ast.copy_location(kept, last))
 
 
 def _wait_for(loop: asyncio.AbstractEventLoop, start: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

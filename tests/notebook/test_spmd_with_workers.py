@@ -116,6 +116,10 @@ def test_await_works_at_the_top_of_a_cell(kernel: Kernel) -> None:
     assert (
         value(kernel, "import asyncio\nawait asyncio.sleep(0)\nawait asyncio.sleep(0, rank)") == "rank 0: 0\nrank 1: 1"
     )
+    body = "async def later(n):\n    await asyncio.sleep(0)\n    return n\n"
+    body += "task = asyncio.create_task(later(7))\nawait task"
+    assert value(kernel, body) == "ranks 0, 1: 7"  # one loop runs all of a cell
+    assert value(kernel, "asyncio.run(later(8))") == "ranks 0, 1: 8"
 
 
 def test_a_cell_runs_on_chosen_ranks(kernel: Kernel) -> None:
@@ -146,6 +150,13 @@ def test_an_error_shows_the_cells_lines_and_no_frame_of_ours(kernel: Kernel) -> 
     assert kernel.text() in ("[0, 1] KeyError 3\n", "[0, 1] KeyError 4\n")  # of whichever was heard of first
 
 
+def test_what_is_no_python_on_the_workers_is_shown_as_any_error(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd -q\nexec('x = = 1')") == "error"
+    text = traceback(kernel)
+    assert "On ranks 0, 1:\n" in text and "exec('x = = 1')" in text and "monarch_lab/" not in text
+    assert text.endswith("RemoteException: SyntaxError: invalid syntax (<string>, line 1) (on ranks 0, 1)")
+
+
 def test_a_function_of_an_earlier_cell_shows_its_own_lines_after_it_was_edited(kernel: Kernel) -> None:
     assert kernel.run("%%spmd -q\ndef ratio():\n    return 1 / 0") == "ok"
     assert kernel.run("%%spmd -q\ndef ratio():\n\n    return 2 / 0") == "ok"
@@ -164,6 +175,8 @@ def test_magics_above_a_cell_work_on_it(kernel: Kernel) -> None:
 def test_what_is_no_python_is_told_before_anything_runs(kernel: Kernel) -> None:
     assert kernel.run("%%spmd\nprint('ran')\nx = = 1") == "error"
     assert kernel.errors()[0]["ename"] == "SyntaxError" and kernel.text() == ""
+    assert kernel.run("%%spmd\nprint('ran')\nreturn 1") == "error"
+    assert kernel.errors()[0]["evalue"].startswith("'return' outside function") and kernel.text() == ""
     assert kernel.run("%%spmd\n!echo ran\nx = = 1") == "error"
     assert "line 3" in traceback(kernel) and kernel.text() == ""
 
@@ -275,7 +288,7 @@ def test_out_makes_mesh_tensors_and_ragged_ones_are_listed(kernel: Kernel) -> No
     assert kernel.run("%%spmd --out a\na = torch.ones(rank + 1)") == "error"
     assert "a is rank 0: (1,) float32; rank 1: (2,) float32" in traceback(kernel)
     assert kernel.run("%%spmd --out nothing\n1") == "error"
-    assert "ranks 0, 1: not defined" in traceback(kernel)
+    assert "--out nothing: no rank has a variable of that name" in traceback(kernel)
 
 
 def test_push_and_pull_carry_values_between_the_namespaces(kernel: Kernel) -> None:
@@ -308,6 +321,7 @@ def test_a_rank_that_died_leaves_the_others_and_a_restarted_one_joins(kernel: Ke
         == "error"
     )
     assert kernel.errors()[0]["ename"] == "DeviceException" and "SIGSEGV" in kernel.errors()[0]["evalue"]
+    assert "it had not reported In[" in kernel.text() and "line 2: import os, signal" in kernel.text()
     assert kernel.run("%%spmd[0] -q\nkept") == "ok", traceback(kernel)
     assert shown(kernel) == ["rank 0: 0"]
     assert kernel.run("%mesh restart --ranks 1") == "ok"
