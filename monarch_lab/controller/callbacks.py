@@ -75,7 +75,7 @@ class Callbacks:
 
     # Runs on: the I/O thread
     def on_called(self, rank: int, message: wire.Called, pending: Pending | None) -> None:
-        if pending is None or pending.done or pending.error is not None:
+        if pending is None or pending.done or pending.error is not None or pending.is_left:
             self._refuse(rank, message)
             return
         pending.calls[rank] = message
@@ -94,6 +94,13 @@ class Callbacks:
             calls, pending.calls = pending.calls, {}
             for rank, message in calls.items():
                 self._refuse(rank, message)
+
+    def leave(self, pending: Pending) -> None:
+        """Nobody waits for this one now: what it is asked gets an error for an answer."""
+        pending.is_left = True
+        calls, pending.calls = pending.calls, {}
+        for rank, message in calls.items():
+            self._refuse(rank, message)
 
     def serve(self, pending: Pending) -> None:
         """Answer the call that every rank has made; returns at once while one has not. The function's exception is kept

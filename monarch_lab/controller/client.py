@@ -27,6 +27,7 @@ from monarch_lab.controller.locations import Location
 from monarch_lab.controller.outgoing import FIRST_FLUSH_OPS
 from monarch_lab.controller.ties import Ties
 from monarch_lab.controller.waiting import Pending, unattended
+from monarch_lab.errors import DetachedError
 from monarch_lab.supervisor import Supervisor
 from monarch_lab.transport.frames import HeldInterrupt
 from monarch_lab.wire import engine as wire
@@ -150,6 +151,7 @@ class Client(Listener):
         """Until it is filled; debuggers are served meanwhile. KeyboardInterrupt reaches the workers first; one at a
         debugger's prompt leaves them where they stand."""
         self._waiters.append(pending)
+        pending.is_left = False
         try:
             interrupts.raise_lost()  # one that came while the question was sent, even if it is answered by now
             if self._prompts or self._inputs:
@@ -167,15 +169,23 @@ class Client(Listener):
                         asking.serve(self.front or get_default_front())
                         if deadline is not None:  # what the user takes to answer does not count
                             deadline += time.monotonic() - since
-                self._prompts.refuse_detached(pending.waiting, (self.front or get_default_front()).place)
+                if len(self._prompts) and not unattended.get():
+                    needed = {*pending.waiting, *pending.behind}
+                    self._prompts.refuse_detached(needed, (self.front or get_default_front()).place)
                 if pending.calls:
                     self.callbacks.serve(pending)
         except KeyboardInterrupt as error:
+            if error is self.left_prompt:  # a wait inside this one has seen to the rest
+                self.callbacks.leave(pending)
+                raise
+            if self._prompts.is_used and not unattended.get():
+                self.callbacks.leave(pending)
+                self._leave_prompt()
             self.callbacks.refuse([*self._pending.values(), pending])
-            if error is not self.left_prompt:  # else a wait inside this one has seen to it
-                if self._prompts.is_used and not unattended.get():
-                    self._leave_prompt()
-                self.stop_cell(again=True)
+            self.stop_cell(again=True)
+            raise
+        except DetachedError:
+            self.callbacks.leave(pending)
             raise
         finally:
             self._waiters.remove(pending)

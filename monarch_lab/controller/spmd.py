@@ -20,7 +20,14 @@ from monarch_lab.controller.refs import Ref
 from monarch_lab.controller.spmd_ends import State, Story, late, lifted, note, raise_failure, waited
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
-from monarch_lab.errors import DetachedError, DeviceException, InternalError, UsageTypeError, UsageValueError
+from monarch_lab.errors import (
+    DetachedError,
+    DeviceException,
+    InternalError,
+    UsageRuntimeError,
+    UsageTypeError,
+    UsageValueError,
+)
 from monarch_lab.tensors import payload
 from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
@@ -186,9 +193,13 @@ def _is_mesh(value: Any) -> bool:
 
 
 def _take_turn(client: Any) -> None:
-    """After a cell that was not waited for; raises what it failed with."""
+    """After a cell that was not waited for; raises what it failed with, UsageRuntimeError where it stands in a debugger
+    that was left."""
     if client.late is not None:
-        client.late()
+        try:
+            client.late()
+        except DetachedError as error:
+            raise UsageRuntimeError(f"a cell before this one has not ended: {error}; this one did not run") from None
 
 
 def _given(mesh: Any, state: State, tensors: Mapping[str, Any], ranks: tuple[int, ...]) -> list[tuple[str, int]]:

@@ -37,6 +37,7 @@ class AsyncResult(Future[dict[int, str]]):
         self.is_queued = False
         self._ended: SpmdResult | BaseException | None = None
         self._whole = Pending([_END])
+        self._whole.behind = ranks
         super().__init__(client, self._whole, self._opened)
 
     def __repr__(self) -> str:
@@ -63,8 +64,8 @@ class AsyncResult(Future[dict[int, str]]):
     def _wait(self, timeout: float | None) -> tuple[dict[int, str] | None, BaseException | None]:
         try:
             outcome = super()._wait(timeout)
-        except KeyboardInterrupt:  # who has ended it knows
-            self.is_heard = True
+        except KeyboardInterrupt as error:  # who has ended it knows; one at a debugger's prompt has not
+            self.is_heard = error is not self._client.left_prompt
             raise
         self.is_heard = True
         return outcome

@@ -21,7 +21,8 @@ class Pending:
     """One answer from each of ``ranks``, given after batch ``after``. Filled on the I/O thread, read by who waits.
 
     ``calls``: what ranks ask meanwhile (callbacks.py); ``error``: what a function called so raised; ``equal``: how far
-    what it gives is known equal; ``mesh``: where it runs.
+    what it gives is known equal; ``mesh``: where it runs; ``behind``: ranks that who fills it waits for in turn;
+    ``is_left``: who waited was sent away, for a rank stands in a debugger, and may wait again.
     """
 
     __slots__ = (
@@ -36,6 +37,8 @@ class Pending:
         "error",
         "equal",
         "mesh",
+        "behind",
+        "is_left",
         "_callbacks",
     )
 
@@ -51,6 +54,8 @@ class Pending:
         self.error: BaseException | None = None
         self.equal = 0
         self.mesh: Any = None
+        self.behind: tuple[int, ...] = ()
+        self.is_left = False
         self._callbacks: list[Callable[[], None]] = []
 
     def fill(self, rank: int, message: Any, frames: list[Any]) -> None:

@@ -12,7 +12,8 @@ import torch
 import monarch_lab as ml
 from monarch_lab.controller.debugging import debug, post_mortem
 from monarch_lab.controller.spmd import SpmdCell, run_spmd
-from monarch_lab.errors import DetachedError
+from monarch_lab.controller.spmd_async import start_spmd
+from monarch_lab.errors import DetachedError, UsageRuntimeError
 from tests.fakes.typist import Typist, typing
 
 
@@ -88,6 +89,63 @@ def test_an_spmd_cell_is_left_and_the_next_one_does_not_hang(cell: Any, typist: 
     typist.line = "c"
     debug(cell, "1")
     assert run_spmd(cell, SpmdCell("kept", "after.py", (1,))).shown == {1: "2"}
+
+
+def test_a_cell_that_is_not_waited_for_has_its_result_when_it_goes_on(cell: Any, typist: Typist) -> None:
+    typist.line = KeyboardInterrupt
+    stopping = SpmdCell("breakpoint()\nrank + 5\n", "async.py", (1,))
+    handle = start_spmd(cell, stopping, lambda ended: None)
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits in the debugger at async.py:1"):
+        handle.result()
+    with pytest.raises(DetachedError, match="rank 1 waits in the debugger at async.py:1"):
+        handle.result()
+    with pytest.raises(
+        UsageRuntimeError, match=r"rank 1 waits in the debugger at async.py:1: .*; this one did not run"
+    ):
+        run_spmd(cell, SpmdCell("1", "next.py", (0,)))
+    assert not handle.done()
+    typist.line = "c"
+    debug(cell, None)
+    assert handle.result(30) == {1: "6"}
+
+
+def test_a_future_that_was_left_has_its_value_when_the_rank_goes_on(cell: Any, typist: Typist) -> None:
+    def number() -> int:
+        breakpoint()
+        return 7
+
+    typist.line = KeyboardInterrupt
+    future = ml.call_on_shard_and_fetch(number, shard={"gpu": 1})
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits"):
+        future.result()
+    with pytest.raises(DetachedError, match="rank 1 waits"):
+        future.result()
+    typist.line = "c"
+    debug(cell, None)
+    assert future.result(30) == 7
+
+
+@ml.remote_autograd_function
+class Stops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 3
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        breakpoint()
+        return g * 3
+
+
+def test_a_pass_that_was_left_before_a_hook_of_the_notebook_ends_without_it(cell: Any, typist: Typist) -> None:
+    x = torch.ones(2, requires_grad=True)
+    heard: list[Any] = []
+    x.register_hook(heard.append)
+    with pytest.raises(KeyboardInterrupt, match=WAITS):
+        Stops.apply(x * 1).sum().backward()
+    typist.line = "c all"
+    debug(cell, None)
+    assert (torch.ones(2) + 1).tolist() == [2, 2] and heard == []  # nobody hangs
 
 
 def test_an_interrupt_that_nobody_is_asked_in_ends_those_who_were_left(cell: Any, typist: Typist) -> None:
