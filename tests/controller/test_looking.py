@@ -64,17 +64,14 @@ def line(stacks: Stacks, rank: int) -> str:
 )
 def test_one_rank_is_seen_and_interrupted_while_the_other_has_ended(mesh: Any, body: str, last: str) -> None:
     stuck: list[Any] = []
-    started: list[float] = []
 
     def interrupt() -> None:
-        started.append(time.monotonic())
         stuck.append(mesh.interrupt(1))
 
     with Beside(mesh, lambda s: line(s, 1) in (last, "while True:") and not s[0].is_busy, interrupt) as beside:
         with pytest.raises(RemoteException) as e:
             run(mesh, body)
     assert e.value.ranks == (1,) and e.value.first.type_name == "KeyboardInterrupt" and stuck == [()]
-    assert time.monotonic() - started[0] < 5
     text = str(beside.found)
     assert "On rank 0:\nMainThread: waits for work" in text and "On rank 1:\nMainThread:\n" in text
     assert "monarch_lab/" not in text.replace("/monarch_lab/.venv", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from typing import Any
 
 import pytest
@@ -52,12 +51,11 @@ parts.full_tensor().sum().item(), tuple(parts.to_local().shape)
     ],
 )
 def test_a_failure_frees_ranks_in_groups_of_the_users(mesh: Any, body: str) -> None:
-    started = time.monotonic()
     with pytest.raises(
         ValueError, match=r"cause \(on rank 1\); rank 0 waited in line .*new default process group"
     ) as e:
         run(mesh, body)
-    assert time.monotonic() - started < 3 and isinstance(e.value, RemoteException) and e.value.ranks == (1,)
+    assert isinstance(e.value, RemoteException) and e.value.ranks == (1,)
     assert shown(mesh, "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()") == ["2.0", "2.0"]
 
 
