@@ -106,7 +106,7 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = N
                 _wrong_mesh(func, tensors)
     if entry.single is None or entry.fails:
         return replay(entry, tensors, numbers, ambient, mesh)
-    return _single(entry, entry.single, tensors, numbers, ambient, mesh)
+    return single_result(entry, entry.single, tensors, numbers, ambient, mesh)
 
 
 def _flat(a: Any, kind: type, key: list[Any], tensors: list[Any]) -> bool:
@@ -168,7 +168,7 @@ def replay(
     if entry.fails and not is_waited and tries.around(2):
         return tries.wait(mesh.client, lambda: replay(entry, tensors, numbers, ambient, mesh, True))
     if entry.single is not None:
-        return _single(entry, entry.single, tensors, numbers, ambient, mesh)
+        return single_result(entry, entry.single, tensors, numbers, ambient, mesh)
     if entry.in_place >= 0:
         target = tensors[entry.in_place]
         if target._meta.is_leaf and not entry.random_single:
@@ -212,12 +212,12 @@ def _issue(entry: Entry, tensors: list[Any], numbers: list[Any], ambient: int, m
         outs = [next(client.refs) for _ in range(entry.news)]
         operation.extend(outs)
         location = _here(3)
-        client.code += operation  # as in _single
+        client.code += operation  # as in single_result
         client.where.append(location)
     return outs
 
 
-def _single(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
+def single_result(entry: Entry, single: Meta, tensors: list[Any], numbers: list[Any], ambient: int, mesh: Any) -> Any:
     """The common case: one new tensor, nothing written, no metadata changed. _issue is written out in it."""
     client = mesh.client
     equal = mesh.all_equal

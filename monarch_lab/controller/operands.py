@@ -102,7 +102,7 @@ def _scalar(value: Any, meta: Any) -> Any:
 def _placed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     shape = args[0]._meta.shape
     if func in _INDEXED:
-        index = _basic(shape, args[1])
+        index = basic(shape, args[1])
         return (args[0], args[1] if index is None else index, *[_scalar(a, args[0]._meta) for a in args[2:]])
     if any(type(a) is not int for a in args[1:]) or not -len(shape) <= args[1] < len(shape):
         return args
@@ -114,7 +114,7 @@ def _placed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args
 
 
-def _basic(shape: torch.Size, index: Any) -> Any:
+def basic(shape: torch.Size, index: Any) -> Any:
     """A basic index with operands in it; None where it is another kind, or out of range."""
     parts = index if type(index) is tuple else (index,)
     taking = sum(type(p) is int or type(p) is slice for p in parts)

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from monarch_lab.controller import locations
-from monarch_lab.controller.dispatch import dispatch, sign, start_ambient
+from monarch_lab.controller.dispatch import dispatch, sign, single_result, start_ambient
 from monarch_lab.controller.lending import turn_to
-from monarch_lab.controller.operands import INT, SCALARS, is_scalar
+from monarch_lab.controller.operands import INT, SCALARS, SPAN, Operand, Span, basic, is_scalar
 from monarch_lab.controller.refs import Ref
-from monarch_lab.controller.scanning import FLOAT, FLOATS
+from monarch_lab.controller.scanning import FLOAT, FLOATS, SLICE
 from monarch_lab.controller.state import ambient_number
+from monarch_lab.tensors.meta import STRIDED
 
 NAMES = "add sub mul truediv matmul pow radd rsub rmul rtruediv".split()
 
@@ -30,6 +31,39 @@ _getframe = sys._getframe
 # Filled by tensor.py, which needs this module in turn.
 handle_class: type = torch.Tensor
 handle_classes: frozenset[type] = frozenset()
+
+
+_getitem = torch.Tensor.__getitem__
+
+
+def getitem(self: Any, index: Any) -> Any:
+    """``t[index]``; of a basic index with the key that scanning.Walk makes of it."""
+    meta = self._meta
+    placed = basic(meta.shape, index) if meta.layout is STRIDED else None
+    if placed is None:
+        return dispatch(_getitem, (self, index))
+    ambient = ambient_number()
+    key: list[Any] = [_getitem, ambient, meta]
+    numbers: list[int] = []
+    if type(placed) is tuple:
+        key.append((tuple, len(placed)))
+    for part in placed if type(placed) is tuple else (placed,):
+        kind = type(part)
+        if kind is Operand:
+            numbers.append(part.value)
+            key.append(INT)
+        elif kind is Span:
+            numbers += (part.start, part.stop)
+            key.append((SPAN, part.length, part.step))
+        elif kind is slice:
+            key += (SLICE, part.start, part.stop, part.step)
+        else:
+            key.append(part)
+    mesh = self._ref.mesh
+    entry = mesh.client.cache.entries.get(tuple(key))
+    if entry is None or entry.single is None:
+        return dispatch(_getitem, (self, index))
+    return single_result(entry, entry.single, [self], numbers, ambient, mesh)
 
 
 def binary_method(func: Any) -> Callable[[Any, Any], Any]:

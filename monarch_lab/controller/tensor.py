@@ -333,6 +333,7 @@ def _add_methods() -> None:
             setattr(MeshTensor, name, _attribute(name, member))
         elif callable(member):
             setattr(MeshTensor, name, _method(member, name))
+    MeshTensor.__getitem__ = operators.getitem
     for name in operators.NAMES:
         name = f"__{name}__"
         method = operators.binary_method(getattr(torch.Tensor, name))

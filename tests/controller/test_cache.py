@@ -19,7 +19,7 @@ def misses(mesh: Any) -> int:
 
 
 def test_a_float_is_an_operand_not_a_kind_of_call(cell: Any) -> None:
-    x = torch.ones(3)
+    x = torch.ones(3, 17)[0]  # of a kind that no other test has
     ((x * 0.25) + 0.5).pow(1.5)
     before = misses(cell)
     values = [((x * f) + f).pow(f)[0].reshape(()) for f in (0.3, 2.5, 7.25)]
