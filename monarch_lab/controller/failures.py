@@ -184,7 +184,8 @@ def build(
     failures = {rank: rank_failure(rank, f) for rank, f in by_rank.items()}
     (ranks, first), *others = grouped(failures)
     at = f", issued at {_place_name(where.filename)} line {where.line}" if where is not None else ""
-    message = f"{first.type_name}: {first.text} (on {named(ranks)}{at}){_beside(others)}{note}"
+    what = f"{first.type_name}: {first.text}" if first.text else first.type_name
+    message = f"{what} (on {named(ranks)}{at}){_beside(others)}{note}"
     error = _class_for(first.exception)(
         message,
         failures,

@@ -12,6 +12,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 from monarch_lab.controller.failures import named
@@ -19,8 +20,10 @@ from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.looking import RankStacks, stacks
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import MeshError
+from monarch_lab.transport.frames import HeldInterrupt
 
 _TELL_S = 0.3  # the prompt is due
+_RESTART_S = 5.0
 
 
 class Ladder:
@@ -47,8 +50,10 @@ class Ladder:
             doomed = [rank for rank in known if rank in pending.waiting]
         except KeyboardInterrupt:
             client.interrupt(hard=True)
-            with contextlib.suppress(KeyboardInterrupt):  # a third press: at once
-                _ends(pending, time.monotonic() + times.interrupt_heard)
+            moment = time.monotonic() + times.interrupt_heard  # however often they press: many ranks need no more
+            while not pending.done and time.monotonic() < moment:
+                with contextlib.suppress(KeyboardInterrupt):
+                    _ends(pending, moment)
             doomed = sorted(pending.waiting)
         stuck = sorted(pending.waiting)
         if doomed and self._replace(doomed):
@@ -64,13 +69,14 @@ class Ladder:
     def _replace(self, stuck: list[int]) -> bool:
         if self.respawn is None:
             return False
-        places = self._places(stuck)  # while the processes are there to be asked
-        try:
-            lost = self.respawn(stuck)
-        except MeshError as error:
-            self._say(stuck[0], f"{named(stuck)} could not be given another process: {error}\n")
-            return False
-        self._tell(places, f"ended, and given another process; {lost}")
+        with _Patience():
+            places = self._places(stuck)  # while the processes are there to be asked
+            try:
+                lost = self.respawn(stuck)
+            except MeshError as error:
+                self._say(stuck[0], f"{named(stuck)} could not be given another process: {error}\n")
+                return False
+            self._tell(places, f"ended, and given another process; {lost}")
         return True
 
     def _tell(self, places: dict[str, list[int]], what: str) -> None:
@@ -89,6 +95,20 @@ class Ladder:
         for rank, told in stacks(self._client, stuck, _TELL_S).items():
             by_place.setdefault(_place(told), []).append(rank)
         return by_place
+
+
+class _Patience(HeldInterrupt):
+    """A further press does not cut a restart in half, which takes a moment, unless it takes long."""
+
+    __slots__ = ("_until",)
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + _RESTART_S
+
+    def _hold(self, number: int, frame: FrameType | None) -> None:
+        if self._before is not None and time.monotonic() > self._until:
+            self._before(number, frame)
+        super()._hold(number, frame)
 
 
 def _place(told: RankStacks) -> str:

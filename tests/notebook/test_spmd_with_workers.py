@@ -155,6 +155,8 @@ def test_what_is_no_python_on_the_workers_is_shown_as_any_error(kernel: Kernel) 
     text = traceback(kernel)
     assert "On ranks 0, 1:\n" in text and "exec('x = = 1')" in text and "monarch_lab/" not in text
     assert text.endswith("RemoteException: SyntaxError: invalid syntax (<string>, line 1) (on ranks 0, 1)")
+    assert kernel.run("%%spmd -q\nassert rank > 1") == "error"
+    assert kernel.errors()[0]["evalue"] == "AssertionError (on ranks 0, 1)"
 
 
 def test_a_function_of_an_earlier_cell_shows_its_own_lines_after_it_was_edited(kernel: Kernel) -> None:

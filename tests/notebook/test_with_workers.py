@@ -297,6 +297,15 @@ def test_requests_that_are_silent_or_leave_no_history_run_as_any_other(kernel: K
         assert kernel.wait() == "error" and f"fail(one, 'call {number}')" in traceback(kernel)
 
 
+def test_an_interrupt_sent_as_a_message_ends_a_cell_too(kernel: Kernel) -> None:
+    """As by front ends that do not run on the kernel's machine."""
+    act = when(kernel, "waiting", lambda: kernel.control("interrupt_request"))
+    cell = "%%spmd -q\nimport time\nprint('waiting')\ntime.sleep(600)"
+    assert kernel.run(cell, during=act) == "error"  # type: ignore[arg-type]
+    assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert kernel.run("%%spmd -q\nprint('next')") == "ok" and "[0.0-0.1] next" in kernel.text()
+
+
 def test_a_front_end_that_knows_no_widget_of_ours_is_none_the_worse(kernel: Kernel) -> None:
     hook = "import threading\nraised = []\nthreading.excepthook = raised.append"
     assert kernel.run(f"{hook}\nml.MeshView(ml.meshes()['mesh'])") == "ok", kernel.errors()
