@@ -120,6 +120,12 @@ class Prompts:
         if detached:
             raise DetachedError(f"{console.waiting(detached, place)}: %mesh debug goes on there", ranks_of(detached))
 
+    def left_behind(self, place: console.Placer) -> str:
+        """Who was left waiting, and where; "" where nobody was."""
+        with self._lock:
+            left = [s for s in self._sessions.detached() if s.read is not None]
+        return console.waiting(left, place) if left else ""
+
     def attach(self, ranks: Iterable[int] | None) -> list[Session]:
         with self._lock:
             return self._sessions.attach(ranks)

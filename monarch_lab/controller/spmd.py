@@ -5,6 +5,7 @@ Runs on: the main thread; the I/O thread fills the Pending.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Container, Mapping
@@ -14,10 +15,11 @@ from typing import Any
 from monarch_lab.controller.calling import opened
 from monarch_lab.controller.constants import materialise
 from monarch_lab.controller.failures import named
+from monarch_lab.controller.front import get_default_front
 from monarch_lab.controller.locations import Location
 from monarch_lab.controller.moves import settle_collectives
 from monarch_lab.controller.refs import Ref
-from monarch_lab.controller.spmd_ends import State, Story, late, lifted, note, raise_failure, waited
+from monarch_lab.controller.spmd_ends import State, Story, ends, late, lifted, note, note_left, raise_failure, waited
 from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import (
@@ -33,6 +35,7 @@ from monarch_lab.wire import engine as wire
 from monarch_lab.wire.codec import encode
 
 _LOOK_S = 0.2
+_TELL_S = 2.0  # a cell that takes longer may wait for a rank that was left in a debugger
 GRACE_S = 1.0  # how long ranks may wait in a collective for one that has failed
 
 
@@ -86,6 +89,7 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
     settle_collectives(client, client.all_ranks)
     client.after_all(lambda: None)  # an interrupt counts from here
     state = _states.setdefault(client, State())
+    note_left(state)
     shards = _given(mesh, state, cell.shards, cell.ranks)
     asked = _joining(client, state, cell.ranks)
     refs = [Ref(next(client.refs), mesh, 0) for _ in cell.out]
@@ -113,19 +117,20 @@ def run_spmd(mesh: Any, cell: SpmdCell) -> SpmdResult:
         )
 
     pending = client.request(make, asked, where=_first_line(cell))
+    named_refs = {ref for _, ref in shards}
+    must_end = set(asked)
     try:
         _wait(client, pending, ident, cell, story)
-    except DetachedError:
+    except (DetachedError, KeyboardInterrupt) as error:
+        if isinstance(error, KeyboardInterrupt) and error is not client.left_prompt:
+            raise KeyboardInterrupt(waited(pending, cell)) from None
+        must_end = set(ends(pending))  # the others go on in the debugger
+        state.left.append((pending, frozenset(asked) - must_end, named_refs))
         pending.add_callback(lambda: _tell_late(client, pending, cell))
         raise
-    except KeyboardInterrupt as error:
-        if error is client.left_prompt:
-            pending.add_callback(lambda: _tell_late(client, pending, cell))
-            raise
-        raise KeyboardInterrupt(waited(pending, cell)) from None
     finally:
-        ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
-        note(state, ended, set(asked), {ref for _, ref in shards})
+        ended = {r: m for r, m in ends(pending).items() if r in must_end}
+        note(state, ended, must_end, named_refs)
     if pending.waiting or len(ended) < len(asked):
         client.check_alive()
         processes = client.supervisor.processes
@@ -253,6 +258,7 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: Stor
     failed_at: float | None = None
     is_freed = False
     watch = StallWatch(client, time.monotonic())
+    telling_at = time.monotonic() + _TELL_S
     while not pending.done:
         until = time.monotonic() + _LOOK_S
         try:
@@ -264,6 +270,11 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: Stor
         if not story.first:
             story.first.update(rank for rank, (m, _) in list(pending.replies.items()) if getattr(m, "failure", None))
         is_asked = len(client.prompts) > 0 or any(client.is_debugging(rank) for rank in pending.waiting)
+        if now >= telling_at:
+            telling_at = math.inf
+            front = client.front or get_default_front()
+            if left := client.prompts.left_behind(front.place):
+                front.tell(f"{left}: who meets it in a collective waits until it goes on (%mesh debug)")
         if is_asked or now > until + _LOOK_S:  # the user thinks, or has answered a prompt of this wait
             failed_at = None
             deadline = deadline and deadline + (now - until) + _LOOK_S
@@ -287,9 +298,8 @@ def _wait(client: Any, pending: Pending, ident: int, cell: SpmdCell, story: Stor
 
 def _tell_late(client: Any, pending: Pending, cell: SpmdCell) -> None:
     """How a cell ended that was left in a debugger. Runs on: the I/O thread."""
-    ended = {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
     front = client.front
-    for rank, message in ended.items():
+    for rank, message in ends(pending).items():
         if message.failure is not None:
             error = f"{message.failure.type_name}: {message.failure.text}"
             text = f"the %%spmd cell that was left in the debugger failed: {error}"

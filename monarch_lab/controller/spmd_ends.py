@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pickle
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,8 @@ class Story:
 
 @dataclass(slots=True)
 class State:
-    """Of one mesh. ``group`` numbers its default process group, formed by the processes ``pids``."""
+    """Of one mesh. ``group`` numbers its default process group, formed by the processes ``pids``. ``left``: cells that
+    were left in a debugger: their answers, the ranks that had none, the notebook's tensors that they name."""
 
     group: int = 0
     pids: dict[int, int] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class State:
     sequences: dict[int, dict[str, int]] = field(default_factory=dict)
     given: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
+    left: list[tuple[Pending, frozenset[int], set[int]]] = field(default_factory=list)
 
 
 def late(ranks: list[int], pending: Pending, cell: SpmdCell) -> str:
@@ -65,7 +67,21 @@ def waited(pending: Pending, cell: SpmdCell) -> str:
     )
 
 
-def note(state: State, ended: dict[int, wire.SpmdEnded], asked: set[int], named: set[int]) -> None:
+def ends(pending: Pending) -> dict[int, wire.SpmdEnded]:
+    return {r: m for r, (m, _) in sorted(pending.replies.items()) if isinstance(m, wire.SpmdEnded)}
+
+
+def note_left(state: State) -> None:
+    """Of the cells that were left in a debugger, those that have ended since."""
+    for left in list(state.left):
+        pending, ranks, named = left
+        if pending.done:
+            state.left.remove(left)
+            note(state, {r: m for r, m in ends(pending).items() if r in ranks}, ranks, named)
+
+
+def note(state: State, ended: dict[int, wire.SpmdEnded], asked: Set[int], named: set[int]) -> None:
+    """``asked``: the ranks that were to end."""
     for rank, message in ended.items():
         state.sequences[rank] = message.sequences
         state.names = frozenset(message.names)

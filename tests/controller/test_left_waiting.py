@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import monarch_lab as ml
+from monarch_lab.controller import spmd
 from monarch_lab.controller.debugging import debug, post_mortem
 from monarch_lab.controller.spmd import SpmdCell, run_spmd
 from monarch_lab.controller.spmd_async import start_spmd
@@ -89,6 +90,30 @@ def test_an_spmd_cell_is_left_and_the_next_one_does_not_hang(cell: Any, typist: 
     typist.line = "c"
     debug(cell, "1")
     assert run_spmd(cell, SpmdCell("kept", "after.py", (1,))).shown == {1: "2"}
+
+
+def test_other_ranks_run_cells_while_one_stands_in_the_debugger(
+    cell: Any, typist: Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced = "s = torch.ones(1)\ndist.all_reduce(s)\ns.item()\n"
+    run_spmd(cell, SpmdCell(reduced, "before.py", (0, 1)))
+    typist.line = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits"):
+        run_spmd(cell, SpmdCell(f"kept = 3\nif rank: breakpoint()\n{reduced}", "left.py", (0, 1)))
+    typist.line = "c"
+    debug(cell, None)
+    # The group is the one it was: nothing of it has to be formed again.
+    assert run_spmd(cell, SpmdCell(reduced, "again.py", (0, 1))).shown == {0: "2.0", 1: "2.0"}
+    typist.line = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits"):
+        run_spmd(cell, SpmdCell("if rank: breakpoint()\nkept += 1\n", "left.py", (0, 1)))
+    assert run_spmd(cell, SpmdCell("kept", "other.py", (0,))).shown == {0: "4"}
+    monkeypatch.setattr(spmd, "_TELL_S", 0.1)
+    run_spmd(cell, SpmdCell("import time\ntime.sleep(0.5)", "slow.py", (0,)))
+    assert "who meets it in a collective waits until it goes on (%mesh debug)" in typist.told[-1]
+    typist.line = "q"
+    debug(cell, None)
+    assert run_spmd(cell, SpmdCell(reduced + "kept", "after.py", (0, 1))).shown == {0: "4", 1: "3"}
 
 
 def test_a_cell_that_is_not_waited_for_has_its_result_when_it_goes_on(cell: Any, typist: Typist) -> None:
