@@ -120,12 +120,12 @@ def test_a_cell_that_is_not_waited_for_has_its_result_when_it_goes_on(cell: Any,
     typist.line = KeyboardInterrupt
     stopping = SpmdCell("breakpoint()\nrank + 5\n", "async.py", (1,))
     handle = start_spmd(cell, stopping, lambda ended: None)
-    with pytest.raises(KeyboardInterrupt, match="rank 1 waits in the debugger at async.py:1"):
+    with pytest.raises(KeyboardInterrupt, match="rank 1 waits in the debugger at async.py:"):
         handle.result()
-    with pytest.raises(DetachedError, match="rank 1 waits in the debugger at async.py:1"):
+    with pytest.raises(DetachedError, match="rank 1 waits in the debugger at async.py:"):
         handle.result()
     with pytest.raises(
-        UsageRuntimeError, match=r"rank 1 waits in the debugger at async.py:1: .*; this one did not run"
+        UsageRuntimeError, match=r"rank 1 waits in the debugger at async.py:[0-9]: .*; this one did not run"
     ):
         run_spmd(cell, SpmdCell("1", "next.py", (0,)))
     assert not handle.done()
