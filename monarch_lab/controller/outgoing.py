@@ -117,9 +117,9 @@ class Outgoing:
             told = "; ".join(p.headline() for p in gone.values())
             printed = "".join(f"\nrank {r} printed last:\n{p.last_lines}" for r, p in gone.items() if p.last_lines)
             listed = ",".join(map(str, sorted(gone)))
+            others = "; the other ranks keep their values (ml.fetch_shard, mesh.slice)" * (len(self._gone) < self.world)
             raise DeviceException(
-                f'mesh "{self.name}" is dead: {told}; the other ranks keep their values (ml.fetch_shard, mesh.slice), '
-                f"%mesh restart --ranks {listed} brings it back{printed}",
+                f'mesh "{self.name}" is dead: {told}{others}, %mesh restart --ranks {listed} brings it back{printed}',
                 tuple(sorted(gone)),
             )
 

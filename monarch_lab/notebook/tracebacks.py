@@ -160,7 +160,8 @@ def _remote(paint: Painter, error: RemoteException, is_verbose: bool) -> Iterato
         yield ""
     is_cells_own = any(frame.filename == error.cell for failed in error.by_rank.values() for frame in failed.frames)
     if not issued and error.cell is not None and not is_cells_own:  # a %%spmd cell's lines are among the worker's
-        yield f"{error.cell}, line {error.line}" if error.line is not None else error.cell
+        cell = " ".join(paint.name(error.cell) or [error.cell])
+        yield f"{cell}, line {error.line}" if error.line is not None else cell
         yield ""
     for ranks, failure in error.groups:
         yield f"On rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}:"

@@ -9,6 +9,7 @@ Runs on: any thread prints; the flusher's thread sends every tenth of a second, 
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
@@ -207,6 +208,7 @@ class CellStream(io.TextIOBase):
         super().__init__()
         self._name = name
         self._recorder = recorder
+        self.buffer = _Bytes(self)
 
     @property
     def name(self) -> str:
@@ -231,6 +233,28 @@ class CellStream(io.TextIOBase):
     def flush(self) -> None:
         # Sent with the next tick: a loop of print(..., flush=True) would otherwise cost a message each.
         self._recorder.show_begun()
+
+
+class _Bytes(io.RawIOBase):
+    """``sys.stdout.buffer``: UTF-8, a character of which may come in pieces."""
+
+    def __init__(self, stream: CellStream) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def write(self, data: Any, /) -> int:
+        view = memoryview(data)
+        self._stream.write(self._decoder.decode(view.tobytes()))
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._stream.flush()
 
 
 class Flusher(threading.Thread):

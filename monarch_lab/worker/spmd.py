@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch.utils import _device as default_device
 
 from monarch_lab.tensors import ambient, payload
 from monarch_lab.tensors.meta import describe
@@ -56,6 +57,7 @@ class Spmd:
         self._given: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # ref -> (the shard, its version)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._random: tuple[torch.Tensor, ...] | None = None
+        self._device: torch.device | None = None  # of set_default_device
         self._state = ambient.capture()  # of torch, before anything has changed it
         self._running = 0  # the cell's ident
         self.in_cell = False  # the user's lines run; a cell that has caught one interrupt hears the next
@@ -217,12 +219,17 @@ class Spmd:
             else:
                 randomness.set_state(*self._random)
             sys.modules["__main__"] = self._module
+            if self._device is not None:
+                torch.set_default_device(self._device)
             try:
                 engine.interruptible = self.in_cell = True
                 yield
             finally:
                 engine.interruptible = self.in_cell = False
                 sys.modules["__main__"] = main
+                self._device = default_device.CURRENT_DEVICE
+                if self._device is not None:
+                    torch.set_default_device(None)
                 self._random = randomness.get_state()
                 randomness.set_state(*common)
                 self._state = {**ambient.capture(), "inference": False}

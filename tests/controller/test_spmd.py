@@ -106,12 +106,15 @@ def test_another_group_than_the_meshs_is_refused(mesh: Any, call: str, told: str
 
 def test_cells_keep_settings_of_torch_apart_from_the_meshs_ops(mesh: Any) -> None:
     run(mesh, "torch.set_grad_enabled(False)\ntorch.set_default_dtype(torch.float64)\ntorch.manual_seed(7)")
+    run(mesh, "torch.set_default_device('meta')")
     with mesh.activate():
         made = torch.ones(2, requires_grad=True) * 2
     assert made.dtype is torch.float32 and made.requires_grad
     assert ml.inspect(made).tolist() == [2.0, 2.0]
     source = "torch.is_grad_enabled(), torch.get_default_dtype()"
     assert shown(mesh, source) == ["(False, torch.float64)"] * 2
+    assert shown(mesh, "torch.ones(1).device.type") == ["'meta'"] * 2
+    run(mesh, "torch.set_default_device(None)")
     drawn = shown(mesh, "torch.rand(()).item()")
     torch.manual_seed(7)
     assert drawn == [str(torch.rand((), dtype=torch.float64).item())] * 2

@@ -104,6 +104,15 @@ def test_versions_that_nobody_sees_are_not_sent_and_surrogates_can_be(worker: Wo
         worker.out.write(3)  # type: ignore[arg-type]
 
 
+def test_bytes_stand_among_the_text(worker: Worker) -> None:
+    print("text", file=worker.out)
+    whole = "naïve\n".encode()
+    assert worker.out.buffer.write(whole[:3]) + worker.out.buffer.write(bytearray(whole[3:])) == len(whole)
+    worker.out.buffer.write(b"\xff\n")
+    worker.recorder.tick()
+    assert "".join(text for _, _, text in worker.texts()) == "text\nnaïve\n\\xff\n"
+
+
 def test_an_interrupt_loses_no_text(worker: Worker) -> None:
     def send(message: Any) -> None:
         worker.recorder.interrupt()
