@@ -76,7 +76,7 @@ def test_a_sender_waits_while_so_many_are_not_received(cell: Any) -> None:
         pipe_mark = os.path.join(folder, "sent")
         pipe = ml.create_pipe(eager, propagate=lambda: iter(lambda: torch.tensor(0), None), max_messages=3)
         assert ml.inspect(pipe.recv()).item() == 0
-        for _ in range(100):
+        for _ in range(1200):
             if os.path.exists(pipe_mark) and open(pipe_mark).read() == "3":
                 break
             time.sleep(0.05)
