@@ -25,7 +25,7 @@ from monarch_lab.worker.groups import current
 if TYPE_CHECKING:
     from monarch_lab.worker.calls import Template
 
-PIECE_BYTES = 1 << 20  # beyond, a copy into the buffer and back costs more than it saves
+PIECE_BYTES = 1 << 18  # beyond, a copy into the buffer and back costs more than it saves
 BUNDLE_BYTES = 16 << 20
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -52,16 +52,19 @@ def _bytes(meta: TensorMeta, dtype: torch.dtype) -> int:
     return math.prod(meta.shape) * dtype.itemsize
 
 
-def split(metas: Sequence[TensorMeta], key: Key) -> list[int]:
-    """How many go into each bundle."""
+def split(names: Sequence[int], metas: Sequence[TensorMeta], key: Key) -> list[int]:
+    """How many go into each bundle: no more than it holds, and none twice, by the name that the stream has for it."""
     counts, held = [0], 0
-    for meta in metas:
+    within: set[int] = set()
+    for name, meta in zip(names, metas, strict=True):
         size = _bytes(meta, key[3])
-        if counts[-1] and held + size > BUNDLE_BYTES:
+        if counts[-1] and (held + size > BUNDLE_BYTES or name in within):
             counts.append(0)
             held = 0
+            within.clear()
         counts[-1] += 1
         held += size
+        within.add(name)
     return counts
 
 

@@ -279,10 +279,10 @@ class OpStream:
             metas.append(entry.definition.inputs[0])
             refs += entry.input_refs(code, after)
             after += entry.width
-        if len(refs) == 1:
-            return first.run(cells, code, i, numbers)
         assert first.bundle is not None
-        count = bundles.split(metas, first.bundle)[0]
+        count = bundles.split(refs, metas, first.bundle)[0]
+        if count == 1:
+            return first.run(cells, code, i, numbers)
         values = [cells.get(ref) for ref in refs[:count]]
         bundles.reduce(first.bundle, values, metas[:count])
         self.unwritten(ref for ref, value in zip(refs, values, strict=False) if not isinstance(value, torch.Tensor))

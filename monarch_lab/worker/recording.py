@@ -144,7 +144,7 @@ class _Writer:
             if key is not None:
                 metas = [entries[part.number].definition.inputs[0] for part in group]
                 done = 0
-                for count in bundles.split(metas, key):
+                for count in bundles.split([part.inputs[0] for part in group], metas, key):
                     if count > 1:
                         line = self._bundle(key, group[done : done + count], metas[done : done + count])
                         yield k + done, [line]

@@ -121,7 +121,7 @@ class Training:
 
 
 def measure(quick: bool) -> Iterator[Line]:
-    turns, steps = (1, 50) if quick else (5, 500)
+    turns, steps = (1, 50) if quick else (5, 1500)
     for workers, batch in ((1, 64), (1, 512), (2, 64)):
         with tempfile.TemporaryDirectory() as scratch, ours(workers) as kernel:
             run = Training(kernel, Path(scratch), workers, batch, steps)
