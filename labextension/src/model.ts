@@ -75,6 +75,7 @@ export class MeshModel implements IDisposable {
         this._setNotice(`${message.command} ${message.mesh}: ${message.text}`);
         break;
       case 'pong':
+      case 'debug_text': // of a session that is held, and this view holds none
         break;
     }
   }

@@ -13,12 +13,11 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_lab.transport import platform
+from monarch_lab.transport.interpreter import code_with_ours
 from monarch_lab.wire.supervision import ProcessExited, ProcessUsage
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 _TAIL_BYTES = 8192
 _TAIL_LINES = 20
 
@@ -37,7 +36,7 @@ def spawn(
 
     The path is set inside, not by PYTHONPATH: that one would be inherited by whatever the workers start.
     """
-    code = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from {module} import main; {call}"
+    code = code_with_ours(f"from {module} import main; {call}")
     child = subprocess.Popen(
         [sys.executable, *flags, "-c", code, *args],
         env=dict(env),

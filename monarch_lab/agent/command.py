@@ -9,17 +9,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from monarch_lab.config import MARK_VARIABLE
 from monarch_lab.transport import platform
+from monarch_lab.transport.interpreter import code_with_ours
 from monarch_lab.wire.hosts import LaunchProcesses
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 # By name: the agent must not load the supervisor's folder, and the process does.
-_BOOTSTRAP = (
-    f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from monarch_lab.supervisor.bootstrap import main; main()"
-)
+_BOOTSTRAP = code_with_ours("from monarch_lab.supervisor.bootstrap import main; main()")
 _LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 _LOG_MODE = 0o600
 

@@ -52,9 +52,11 @@ class StallWatch:
             late = self._late({r: told[r] for r in ranks}, now)
             if late[1] or len(ranks) < len(running):
                 return late
-            return stalled(ranks, begun, GRACE_S)
+            # What a rank said as it ended counts send and receive as well.
+            return stalled(ranks, {r: told[r].begun if r in told else n for r, n in begun.items()}, GRACE_S)
         if self._asked is None and now >= self._next and running:
-            self._asked = self._client.ask_aside(lambda ident: Look(ident), sorted(running))
+            asked = running | begun.keys() & set(self._client.alive)
+            self._asked = self._client.ask_aside(lambda ident: Look(ident), sorted(asked))
             self._next = now + self._pause
             self._pause = min(_MOST_S, 1.5 * self._pause)
         return "", set()

@@ -8,17 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from monarch_lab.transport import platform
+from monarch_lab.transport.interpreter import code_with_ours
 from monarch_lab.transport.keys import Invitation
 from monarch_lab.transport.stream import write_message
 from monarch_lab.wire.codec import encode
 from monarch_lab.wire.hosts import LocalOwner
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 # By name: the kernel never loads the agent's folder. The path is set inside, since PYTHONPATH would be inherited.
-_CODE = f"import sys; sys.path.append({_PACKAGE_PARENT!r}); from monarch_lab.agent.host import local; local()"
+_CODE = code_with_ours("from monarch_lab.agent.host import local; local()")
 _STDERR = 2
 _TAIL_BYTES = 4096
 

@@ -35,8 +35,8 @@ _LARGEST = 5
 
 def look(order: Look, cells: dict[int, Any], spmd: Spmd) -> Looked:
     memory = _memory(cells, spmd.variables()) if order.memory else None
-    group = spmd.group
-    return Looked(order.ident, _threads(), _collectives(spmd), group.sequences(), memory, dict(group.timeouts))
+    waits, begun = _collectives(spmd)
+    return Looked(order.ident, _threads(), waits, begun, memory, dict(spmd.group.timeouts))
 
 
 def _threads() -> list[ThreadStack]:
@@ -65,26 +65,32 @@ def _frames(top: FrameType) -> list[tuple[str, int, str, str]]:
     return [told_frame(f, line) for f, line in told if f.f_code.co_filename not in _MACHINERY][-_MAX_FRAMES:]
 
 
-def _collectives(spmd: Spmd) -> list[Collective]:
-    """From torch's flight recorder, which notes each as it is begun; and the groups that are being formed."""
+def _collectives(spmd: Spmd) -> tuple[list[Collective], dict[str, int]]:
+    """Those that have not ended, and how many each group has begun: by torch's flight recorder, which notes each as it
+    is begun. It does not count send and receive, which a group's own number does. Groups being formed wait too.
+    """
     waits = spmd.group.forming()
     members = spmd.group.members()
     if not members:
-        return waits
+        return waits, {}
     dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)  # noqa: SLF001
     entries = json.loads(dump()).get("entries") or [] if dump is not None else []
-    begun = spmd.group.sequences()
+    most = spmd.group.sequences()
+    begun: dict[str, int] = {}
     for entry in entries:
         group, number = entry["process_group"][0], entry["collective_seq_id"]
         # Entries of groups that were destroyed are never retired, nor are the mesh's own, which have no name.
-        if entry["retired"] or entry["is_p2p"] or group not in members or number > begun.get(group, -1):
+        if entry["is_p2p"] or group not in members or number > most.get(group, -1):
             continue
         if entry["time_created_ns"] < spmd.group.formed_ns:
+            continue
+        begun[group] = max(number, begun.get(group, 0))
+        if entry["retired"]:
             continue
         sizes = [_product(size) for size in entry["input_sizes"]]
         name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
         waits.append(Collective(name, group, members[group], number, sizes, list(entry["input_dtypes"])))
-    return waits
+    return waits, {**most, **begun}
 
 
 def _product(size: list[int]) -> int:

@@ -49,6 +49,12 @@ def run(mesh: Any, source: str, ranks: tuple[int, ...] | None = None) -> list[st
             (1,),
         ),
         ("if rank:\n    dist.new_group([0, 1])", r"rank 1 in new_group waited for rank 0", (1,)),
+        (  # torch counts those as well in a group's number, and not in that of a collective
+            "t = torch.ones(2)\nfor _ in range(3):\n    (dist.recv if rank else dist.send)(t, 1 - rank)\n"
+            "if rank == 0:\n    dist.all_reduce(t)",
+            r"rank 0 in all_reduce \(2 × float\) waited for rank 1",
+            (0,),
+        ),
     ],
 )
 def test_a_wait_for_ranks_that_will_not_come_is_ended_and_told(
