@@ -28,11 +28,17 @@ class Breakpoint:
 
 
 class Breakpoints:
-    """``send_control(ranks, order)`` sends to workers, which hear it while an op runs."""
+    """``send_control(ranks, order)`` sends to workers, which hear it while an op runs, and so before or after what was
+    sent on the other way: ``wait_heard(ranks)`` returns when they have."""
 
-    def __init__(self, send_control: Callable[[Sequence[int], DebugBreakpoints], None]) -> None:
+    def __init__(
+        self,
+        send_control: Callable[[Sequence[int], DebugBreakpoints], None],
+        wait_heard: Callable[[Sequence[int]], None],
+    ) -> None:
         self.all: dict[int, Breakpoint] = {}
         self._send = send_control
+        self._wait_heard = wait_heard
         self._last = 0
 
     def add(
@@ -46,6 +52,7 @@ class Breakpoints:
             points.append(BreakpointDef(number, function=function, condition=condition))
         added = self.all[number] = Breakpoint(number, where, condition, tuple(ranks), tuple(points))
         self.send(added.ranks)
+        self._wait_heard(added.ranks)
         return added
 
     def clear(self, number: int | None = None) -> list[Breakpoint]:
@@ -56,7 +63,9 @@ class Breakpoints:
         gone = list(self.all.values()) if number is None else [self.all[number]]
         for point in gone:
             del self.all[point.number]
-        self.send({rank for point in gone for rank in point.ranks})
+        ranks = sorted({rank for point in gone for rank in point.ranks})
+        self.send(ranks)
+        self._wait_heard(ranks)
         return gone
 
     def send(self, ranks: Iterable[int]) -> None:

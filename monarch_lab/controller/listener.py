@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch_lab.config import Settings
-from monarch_lab.controller import failures
+from monarch_lab.controller import failures, looking
 from monarch_lab.controller.breakpoints import Breakpoints
 from monarch_lab.controller.callbacks import Callbacks
 from monarch_lab.controller.debug_console import with_names
@@ -59,7 +59,10 @@ class Listener(Outgoing):
             lambda: self.dims,
             lambda *news: (self.front or get_default_front()).debugger_news(name, *news),
         )
-        self.breakpoints = Breakpoints(lambda ranks, order: self.supervisor.send_control(ranks, encode(order)))
+        self.breakpoints = Breakpoints(
+            lambda ranks, order: self.supervisor.send_control(ranks, encode(order)),
+            lambda ranks: looking.wait_heard(self, ranks),
+        )
         self._inputs = Inputs(self._reply, self.label, self.is_gone)
         self._waiters: list[Pending] = []
         self._a_rank_ended = threading.Event()

@@ -76,6 +76,11 @@ def stacks(client: Any, ranks: Sequence[int], timeout_s: float = ANSWER_S) -> St
     return Stacks({rank: _stacks(found[rank]) if rank in found else RankStacks((), (), True) for rank in there})
 
 
+def wait_heard(client: Any, ranks: Sequence[int]) -> None:
+    """Until they have heard what was sent to them aside so far, which comes in order; a few seconds at most."""
+    _ask(client, [rank for rank in ranks if not client.is_gone(rank)], False, ANSWER_S)
+
+
 def memory(client: Any, ranks: Sequence[int], timeout_s: float = ANSWER_S) -> dict[int, Memory]:
     """Of the ranks that answer."""
     found = _ask(client, [rank for rank in ranks if not client.is_gone(rank)], True, timeout_s)
