@@ -18,7 +18,7 @@ from enum import Enum, auto
 from monarch_lab.wire.debugging import DebugRead, Place
 
 # How long a thread that runs on is waited for before another one is asked.
-SWITCH_S = 0.3
+SWITCH_S = 1.0
 _LOG_CHARS = 20_000
 POST_MORTEM = "monarch-pm"  # the thread of a debugger in the frames of a failure
 
