@@ -106,10 +106,8 @@ class Outgoing:
         """Raises ClosedError or DeviceException where ops on these ranks cannot run."""
         self.check_open()
         if self._lost:
-            raise DeviceException(
-                f'mesh "{self.name}" is dead: {self._lost}; %mesh restart gives it other processes',
-                tuple(range(self.world)),
-            )
+            told = f'mesh "{self.name}" is dead: {self._lost}; %mesh restart gives it other processes'
+            raise DeviceException(told, tuple(range(self.world)))
         for rank in self._stuck if ranks is None else self._stuck.keys() & set(ranks):
             raise DeviceException(f'mesh "{self.name}" is dead: {self._stuck[rank]}', (rank,))
         gone = self._gone if ranks is None else {r: self._gone[r] for r in ranks if r in self._gone}

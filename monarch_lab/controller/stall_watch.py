@@ -32,6 +32,7 @@ class StallWatch:
         self._clock = 0.0
         self._next = _FIRST_S
         self._asked: Pending | None = None
+        self._asked_at = 0.0
         self._seen: dict[int, tuple[object, float]] = {}  # rank -> what it did, since when
         self._waits: dict[tuple[int, str, int], float] = {}  # rank, group, number of a collective -> since when
         self._ended = 0
@@ -43,7 +44,7 @@ class StallWatch:
         if len(begun) != self._ended:
             self._ended = len(begun)
             self._pause, self._next = _AGAIN_S, min(self._next, now + _AGAIN_S)
-        if self._asked is not None and self._asked.done:
+        if self._asked is not None and self._has_told(self._asked, running, now):
             told, self._asked = answers(self._asked), None
             shortest = min((s for one in told.values() for s in one.timeouts.values()), default=_MOST_S)
             self._pause = min(self._pause, max(shortest / 2, _LEAST_S))
@@ -57,9 +58,14 @@ class StallWatch:
         if self._asked is None and now >= self._next and running:
             asked = running | begun.keys() & set(self._client.alive)
             self._asked = self._client.ask_aside(lambda ident: Look(ident), sorted(asked))
+            self._asked_at = now
             self._next = now + self._pause
             self._pause = min(_MOST_S, 1.5 * self._pause)
         return "", set()
+
+    def _has_told(self, asked: Pending, running: set[int], now: float) -> bool:
+        """Who has ended the cell is not waited for any longer than those that run it: it may be stopped."""
+        return asked.done or (now - self._asked_at > _AGAIN_S and running <= answers(asked).keys())
 
     def _late(self, told: Mapping[int, Looked], now: float) -> tuple[str, set[int]]:
         """Who has waited longer than the time-out of its group."""

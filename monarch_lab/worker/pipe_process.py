@@ -1,12 +1,11 @@
 """A pipe's side process: runs the user's function beside its worker, and ends with it. It sees no GPU.
 
-``python -m monarch_lab.worker.pipe_process FD WORKER_PID``: FD is one end of a socket pair made by the worker.
+``main(fd, worker)``: ``fd`` is one end of a socket pair made by the worker, ``worker`` its process number.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -47,7 +46,3 @@ def _run(end: PipeEnd, order: bytes) -> None:
     values: Any = function(*args, **kwargs)
     for value in values:
         end.send(value)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -14,10 +14,12 @@ from typing import Any
 
 from monarch_lab.tensors import payload
 from monarch_lab.tensors.opaque import OpaqueRef
+from monarch_lab.transport.interpreter import code_with_ours
 from monarch_lab.worker import children
 from monarch_lab.worker.groups import current
 from monarch_lab.worker.pipe_end import PipeEnd
 
+_MAIN = "from monarch_lab.worker.pipe_process import main"  # not loaded here
 _STOP_S = 2.0
 
 
@@ -31,7 +33,7 @@ def open_pipe(
     with theirs:
         fd = theirs.fileno()
         process = subprocess.Popen(
-            [sys.executable, "-m", "monarch_lab.worker.pipe_process", str(fd), str(os.getpid())],
+            [sys.executable, "-c", code_with_ours(f"{_MAIN}; main({fd}, {os.getpid()})")],
             pass_fds=[fd],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from monarch_lab.controller.spmd import SpmdCell, run_spmd
+from monarch_lab.controller.stall_watch import StallWatch
 from monarch_lab.controller.stalls import Rank, stalled
+from monarch_lab.controller.waiting import Pending
 from monarch_lab.errors import RemoteException
 from monarch_lab.wire.looking import Collective, Looked, ThreadStack
 from tests.fakes.typist import typing
@@ -156,3 +158,26 @@ def test_a_stop_in_the_debugger_longer_than_the_time_out_of_a_group_ends_no_wait
     with typing(mesh, think) as front:
         assert run(mesh, IN_A_GROUP + body) == ["2.0", "2.0"]
     assert len(front.asked) == 1
+
+
+def test_who_has_ended_the_cell_and_does_not_answer_is_not_waited_for() -> None:
+    """Its process may be stopped; what it said as it ended serves then."""
+    asked: list[Pending] = []
+
+    class Client:
+        alive = (0, 1)
+
+        def ask_aside(self, make: Any, ranks: Any) -> Pending:
+            asked.append(Pending(ranks))
+            return asked[-1]
+
+    watch = StallWatch(Client(), 0.0)
+    found: tuple[str, set[int]] = ("", set())
+    for quarter in range(60):
+        found = watch.look({0}, {1: {"0": 5}}, quarter / 4)
+        if found[1]:
+            break
+        if asked:
+            asked[-1].fill(0, rank(at(6, members=(0, 1)), begun=6).told, [])
+    assert found[1] == {0} and "waited for rank 1" in found[0]
+    assert len(asked) == 2 and not any(one.done for one in asked)
